@@ -1,5 +1,6 @@
 """Rules of the whole test suite: what is skipped and when that is an error, and that nothing stays behind."""
 
+import gc
 import os
 import secrets
 import shutil
@@ -22,6 +23,7 @@ machine.note_mounts()
 pytest_plugins = ["support.compiled", "support.fixtures", "support.fabric", "support.products", "pytester"]
 
 settings.register_profile("ocigpu", parent=settings(), deadline=None)  # a busy machine is no failure
+settings.register_profile("chosen", parent=settings.get_profile("ocigpu"), max_examples=25)
 settings.load_profile("ocigpu")
 
 OWN_TEMPORARY = pytest.StashKey[str]()
@@ -30,7 +32,14 @@ NO_SKIPS = os.environ.get("CI") == "true" or os.environ.get("OCIGPU_NO_SKIP") ==
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Temporary directories of this session alone: what several share, each of them closes to other users anew."""
+    """Temporary directories of this session alone: what several share, each of them closes to other users anew.
+
+    Of examples that Hypothesis makes up a choice of rows has a quarter, unless a test says its number.
+    """
+    from support import products  # a plugin, which is not to be imported before it is registered
+
+    if config.getoption("rows") == "chosen" and not products.is_named(config):
+        settings.load_profile("chosen")
     if config.option.basetemp is None:
         directory = f"/tmp/pytest-{secrets.token_hex(4)}"
         os.mkdir(directory, 0o700)
@@ -55,6 +64,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return workers.make_scheduler(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None]:
+    """What is collected stays to the end: it is looked through for garbage once, not over and over, nor by children."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     if isinstance(collector, pytest.Session):
         workers.import_share(collector.config)
@@ -67,11 +88,25 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=workers.sort_key)
+    leave_out_clusters(config, items)
     reason = requirements.root()
     if reason:
         for item in items:
             if item.get_closest_marker("root") or item.get_closest_marker("engine"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def leave_out_clusters(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs programs of Kubernetes that nobody has named: they cannot be installed as packages."""
+    out = {
+        item
+        for item in items
+        for mark in item.iter_markers("cluster")
+        if not all(os.environ.get(name) for name in mark.args)
+    }
+    if out:
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
 
 
 @pytest.hookimpl(wrapper=True)

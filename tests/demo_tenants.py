@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "kubernetes")]
@@ -148,12 +147,12 @@ def start_node(node: Node, cluster: Cluster) -> Kubelet:
     node._stack.callback(kubelet.close)
     pods = str(node.directory / "pods.sock")
     kubelet.serve_pods(pods)
+    kubelet.add_resident("ocigpu/agent")
     main = (sys.executable, "-m", "ocigpu.cli.main")
     socket = f"--kubelet-socket={node.directory}/kubelet/kubelet.sock"
     leases = ("--device-discovery-strategy=vfio", f"--lease-journal={node.leases}", f"--fabric-address={MANAGER}")
     node.start("device-plugin", *main, "device-plugin", "--config", str(node.settings), socket, *leases)
-    config = node.directory / "kubeconfig"
-    config.write_text(json.dumps(kubeconfig(cluster)))
+    config = cluster.write_kubeconfig(node.directory / "kubeconfig")
     agent = (
         "--pods-socket",
         pods,
@@ -167,19 +166,9 @@ def start_node(node: Node, cluster: Cluster) -> Kubelet:
         NODE,
     )
     where_ = ("--journal", str(node.leases), "--config", str(node.settings))
-    node.start("agent", *main, "lease", "agent", *agent, *where_, KUBECONFIG=str(config))
+    own = {"POD_NAMESPACE": "ocigpu", "POD_NAME": "agent"}  # as the chart tells it
+    node.start("agent", *main, "lease", "agent", *agent, *where_, KUBECONFIG=str(config), **own)
     return kubelet
-
-
-def kubeconfig(cluster: Cluster) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "demo", "cluster": {"server": cluster.url}}],
-        "contexts": [{"name": "demo", "context": {"cluster": "demo", "user": "demo"}}],
-        "users": [{"name": "demo", "user": {"token": "admin"}}],
-        "current-context": "demo",
-    }
 
 
 def run_container(

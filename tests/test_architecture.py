@@ -3,10 +3,8 @@
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 import ocigpu
 
@@ -33,26 +31,33 @@ SOURCES = {
 }
 
 
+class Found(NamedTuple):
+    """What a module imports, wherever in its text, and its public classes."""
+
+    imports: list[str]
+    names: list[tuple[str, str]]
+    """Of ``from module import name``."""
+    classes: list[str]
+
+
 @functools.cache
-def trees() -> dict[str, ast.Module]:
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def trees_go() -> Iterator[None]:
-    """80 MiB that each later fork of this process would copy."""
-    yield
-    trees.cache_clear()
-
-
-def imports_of(name: str) -> Iterator[str]:
-    """Yield the modules of ours that a module imports, wherever in its text."""
-    for node in ast.walk(trees()[name]):
+def found_in(name: str) -> Found:
+    tree = ast.parse(SOURCES[name].read_text(encoding="utf-8"))
+    found = Found([], [], [node.name for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"])
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in SOURCES)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "ocigpu":
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from {module if module in SOURCES else node.module for module in inner}
+            found.imports.extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.names.extend((str(node.module), alias.name) for alias in node.names)
+    return found
+
+
+def imports_of(name: str) -> set[str]:
+    """Return the modules of ours that a module imports."""
+    inner = [(f"{module}.{one}", module) for module, one in found_in(name).names if module.split(".")[0] == "ocigpu"]
+    return {name for name in found_in(name).imports if name in SOURCES} | {
+        one if one in SOURCES else module for one, module in inner
+    }
 
 
 def room_of(name: str) -> str:
@@ -80,7 +85,7 @@ def test_a_room_imports_only_from_rooms_below_it() -> None:
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
-    below = {name: sorted(set(imports_of(name)) - {name, "ocigpu"}) for name in SOURCES}
+    below = {name: sorted(imports_of(name) - {name, "ocigpu"}) for name in SOURCES}
     done: set[str] = set()
 
     def walk(name: str, path: tuple[str, ...]) -> None:
@@ -96,25 +101,21 @@ def test_modules_import_each_other_in_no_circle() -> None:
 
 def test_a_public_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
-    for name, tree in trees().items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(name)
+    for name in SOURCES:
+        for one in found_in(name).classes:
+            places.setdefault(one, []).append(name)
     assert not {name: modules for name, modules in places.items() if len(modules) > 1}
 
 
 def test_one_module_imports_typer() -> None:
     """It costs more than most commands do; types and words of options are those of functions and help pages."""
-    users = [(name, module) for name, tree in trees().items() for module in modules_named(tree) & {"typer", "rich"}]
-    assert users == [("ocigpu.cli.described", "typer")]
-
-
-def modules_named(tree: ast.Module) -> set[str]:
-    """Return the first words of the modules that a text imports."""
-    nodes = list(ast.walk(tree))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}
+    users = set()
+    for name in SOURCES:
+        imported = [*found_in(name).imports, *(module for module, _ in found_in(name).names)]
+        users |= {(name, module.partition(".")[0]) for module in imported}
+    assert {(name, module) for name, module in users if module in ("typer", "rich")} == {
+        ("ocigpu.cli.described", "typer")
+    }
 
 
 OF_AMD = re.compile(r"\bamd(?!64)|\brocm|\bkfd\b|instinct|\bmi[0-9]{3}x?\b", re.IGNORECASE)

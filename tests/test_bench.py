@@ -24,6 +24,7 @@ VENDOR = {
 """What stands for the vendor's programs: that they are run is what is tested."""
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_every_row_runs_once_with_little_of_everything(tmp_path: Path) -> None:

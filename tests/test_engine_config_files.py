@@ -327,6 +327,15 @@ def test_only_one_run_at_a_time_changes_files(tmp_path: Path, monkeypatch: pytes
         pass
 
 
+def test_a_lock_that_cannot_be_had_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ocigpu.engines import files
+
+    monkeypatch.setenv("HOME", f"{tmp_path}/none")  # as of nobody
+    monkeypatch.setattr(files, "open_lock", lambda _name: -1)
+    with pytest.raises(OcigpuError, match=f"lock {tmp_path}/none: No such file or directory"), files.locked():
+        raise AssertionError
+
+
 CONFIGS = st.dictionaries(
     st.sampled_from(["debug", "runtimes", "default-runtime", "features", "log-opts"]),
     st.one_of(st.booleans(), st.just("runc"), st.dictionaries(st.sampled_from(["ocigpu", "cdi", "x"]), st.booleans())),

@@ -41,14 +41,6 @@ def test_every_engine_is_as_it_was_before(host: Path, engine: str, capsys: pytes
     [
         pytest.param({TASK: "/usr/bin/ocigpu-runtime"}, "container 0123456789ab of k8s.io", id="containerd"),
         pytest.param(
-            {
-                "/etc/containerd/config.toml": 'version = 2\nstate = "/srv/state"\n',
-                TASK.replace("/run/containerd", "/srv/state"): "/usr/bin/ocigpu-runtime",
-            },
-            "container 0123456789ab of k8s.io",
-            id="containerd with a state of its own",
-        ),
-        pytest.param(
             {"/proc/7/cmdline": "/usr/bin/conmon\0-c\0abc\0-n\0web\0-r\0/usr/bin/ocigpu-runtime\0-b\0/x\0"},
             "container web of conmon",
             id="Podman",
@@ -76,6 +68,40 @@ def test_a_container_that_needs_it_keeps_it_and_nothing_is_changed(
     assert snapshot(host) == before
 
 
+@pytest.mark.parametrize(("uid", "status"), [(0, 1), (4321, 0)], ids=["root's", "a user's"])
+def test_containers_are_found_where_their_containerd_has_its_state(
+    host: Path, uid: int, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether --state or a file says so: its shims work there.  Of the pod, which one shim serves, all containers."""
+    task = put(host, TASK.replace("/run/containerd", "/srv/state"), "/usr/bin/ocigpu-runtime")
+    put(host, "/proc/7/cmdline", "/usr/bin/containerd-shim-runc-v2\0-namespace\0k8s.io\0-id\0pod\0")
+    put(host, "/proc/7/status", f"Uid:\t{uid or os.geteuid()}\nNSpid:\t7\n")
+    assert leave(host, capsys) == (0, "")
+    (host / "proc/7/cwd").symlink_to(f"/{task.parents[1].relative_to(host)}/pod")
+    found, said = leave(host, capsys)
+    assert (found, "container 0123456789ab of k8s.io" in said) == (status, bool(status))
+
+
+@pytest.mark.parametrize("words", [(), ("--program", "nvidia-container-runtime")])
+def test_a_container_of_gpus_keeps_the_last_hook(
+    host: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(host, f"{MADE}/config.v2.json", json.dumps({"Name": "/web"}))
+    request = {"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}
+    asks = put(host, f"{MADE}/hostconfig.json", json.dumps({"Runtime": "runc", "DeviceRequests": [request]}))
+    assert leave(host, capsys, *words) == (0, "")  # of another toolkit, which is gone
+    link = host / "usr/bin/nvidia-container-runtime-hook"
+    link.symlink_to("ocigpu-hook")
+    status, said = leave(host, capsys, *words)
+    assert status == 1
+    assert said.startswith("ocigpu: OCIGPU-ENG-6: still needed: Docker's container web, made with --gpus\n")
+    other = put(host, "/usr/local/bin/nvidia-container-runtime-hook", "#!/bin/sh\n", 0o755)
+    assert leave(host, capsys, *words) == (0, "")
+    other.unlink()
+    asks.write_text(json.dumps({"Runtime": "runc", "DeviceRequests": [{**request, "Driver": "cdi"}]}))
+    assert leave(host, capsys, *words) == (0, "")
+
+
 def test_a_configuration_that_cannot_be_understood_and_says_the_name_keeps_it(
     host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +119,8 @@ def test_containers_of_other_runtimes_need_nothing(host: Path, capsys: pytest.Ca
     configure(host, "docker")
     put(host, TASK, "/usr/bin/runc")
     put(host, "/proc/7/cmdline", "conmon\0-r\0/usr/bin/crun\0")
+    put(host, "/proc/8/cmdline", "conmon\0-n\0web\0-r\0/usr/bin/ocigpu-runtime\0")  # a container's process says so
+    put(host, "/proc/8/status", f"Uid:\t{os.geteuid()}\nNSpid:\t8\t1\n")
     put(host, f"{MADE}/hostconfig.json", json.dumps({"Runtime": "runc"}))
     assert leave(host, capsys)[0] == 0
     assert (host / "etc/docker/daemon.json").read_text() == DAEMON

@@ -1,10 +1,11 @@
 """What nobody was prepared for becomes one line with a code."""
 
 import errno
+import ssl
 
 import pytest
 
-from ocigpu.core.errors import RequestError, as_own_error
+from ocigpu.core.errors import RequestError, as_own_error, reason_of
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,37 @@ from ocigpu.core.errors import RequestError, as_own_error
 )
 def test_what_the_system_refuses_is_no_defect(error: Exception, shown: str) -> None:
     assert as_own_error(error).render("program").startswith(f"program: OCIGPU-{shown}")
+
+
+def wrapped(cause: Exception) -> Exception:
+    """Return an error as a library for HTTP raises it."""
+    try:
+        raise ValueError(f"it failed: {cause}") from cause
+    except ValueError as error:
+        return error
+
+
+def of_tls(reason: str, verify: str = "") -> ssl.SSLError:
+    error = ssl.SSLCertVerificationError() if verify else ssl.SSLError()
+    error.library, error.reason = "SSL", reason
+    if verify:
+        error.verify_message = verify  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "Connection refused"),
+        (wrapped(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")), "Connection refused"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/x"), "/x: No such file"),
+        (of_tls("WRONG_VERSION_NUMBER"), "wrong version number"),
+        (wrapped(of_tls("CERTIFICATE_VERIFY_FAILED", "self-signed certificate")), "self-signed certificate"),
+        (TimeoutError("timed out"), "timed out"),
+        (wrapped(KeyError("x")), "it failed: 'x'"),
+        (ValueError(), "ValueError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_reason_of_a_failure_has_no_numbers(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason

@@ -1,7 +1,7 @@
 """What `make fuzz` runs for hours, for a second each: the inputs that are kept, and some that are damaged."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,9 +44,9 @@ def damaged(draw: st.DrawFn, name: str) -> bytes:
 
 
 @NAMES
-def test_damaged_inputs_are_read_or_refused_in_one_line(name: str) -> None:
+def test_damaged_inputs_are_read_or_refused_in_one_line(name: str, times: Callable[[int], int]) -> None:
     @given(st.binary(max_size=200) | damaged(name))
-    @settings(max_examples=150)
+    @settings(max_examples=times(150))
     def run(data: bytes) -> None:
         targets.run(name, data)
 

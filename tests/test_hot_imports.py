@@ -19,6 +19,7 @@ HOT_DIRECTORIES = ("core", "system", "gpus", "cdi", "provision", "bundle", "entr
 NOT_HOT = (
     "ocigpu.cdi.yaml_child",
     "ocigpu.cdi.watch",
+    "ocigpu.system.locks",
     "ocigpu.system.programs",
     "ocigpu.system.relay",
     "ocigpu.system.service",
@@ -32,10 +33,12 @@ NOT_HOT = (
     "ocigpu.gpus.nvidia.nvml_verbs",
     "ocigpu.gpus.firmware",
     "ocigpu.gpus.redfish",
+    "ocigpu.gpus.spdm",
     "ocigpu.gpus.vfio.bus",
     "ocigpu.gpus.vfio.holders",
     "ocigpu.gpus.vfio.identity",
     "ocigpu.gpus.vfio.reset",
+    "ocigpu.gpus.vfio.switch",
 )
 """Modules and packages of these directories that need more: only other processes load them."""
 HOT_MODULES = ("ocigpu.runtime", "ocigpu.hook")

@@ -1,5 +1,6 @@
 """The modules of the hot path in one file: they come from there, or from their sources where these are others."""
 
+import marshal
 import re
 import shutil
 import subprocess
@@ -53,6 +54,16 @@ def loaded(product: PublicCopy, stub: str = "ocigpu-runtime") -> list[str]:
 def test_modules_come_from_the_image(product: PublicCopy, stub: str) -> None:
     source = product.library / "ocigpu/core/settings.py"
     assert loaded(product, stub) == ["ModuleImage", str(source), "/etc/ocigpu/config.toml"]
+
+
+def test_no_module_whose_types_are_read_is_in_the_image(product: PublicCopy) -> None:
+    """It has no types: pydantic would take every field for None."""
+    with image_of(product).open("rb") as file:
+        first, modules = (marshal.loads(file.read(int.from_bytes(file.read(4), "big"))) for _ in range(2))
+    assert first
+    reading = {path for path in (product.library / "ocigpu").rglob("*.py") if "\nfrom pydantic" in path.read_text()}
+    assert product.library / "ocigpu/gpus/nvidia/mig_layout.py" in reading
+    assert not reading & {product.library / relative for relative, *_ in modules.values()}
 
 
 def test_a_source_that_has_changed_counts(product: PublicCopy) -> None:

@@ -68,6 +68,15 @@ def test_byte_code_is_shipped_with_the_installed_modules(prefix: Path) -> None:
     assert list((package / "provision/__pycache__").glob("apply.*.pyc"))
 
 
+@pytest.mark.parametrize("name", ["ocigpu", "ocigpu-container-cli"])
+def test_commands_read_what_they_share_with_a_start_from_one_file(prefix: Path, tmp_path: Path, name: str) -> None:
+    calls = tmp_path / "calls"
+    done = run("strace", "-e", "trace=openat", "-o", str(calls), str(prefix / "bin" / name), "--version")
+    assert done.returncode == 0, done.stderr
+    assert "/ocigpu/__pycache__/hot." in calls.read_text()
+    assert "/ocigpu/core/__pycache__/errors." not in calls.read_text()
+
+
 def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
     for name in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
         link = prefix / "bin" / name
@@ -121,13 +130,20 @@ def test_existing_specifications_find_their_hook_by_the_vendors_name(prefix: Pat
 def test_units_start_the_installed_command(prefix: Path) -> None:
     units = sorted((prefix / "lib/systemd/system").iterdir())
     assert [path.name for path in units] == [
-        "ocigpu-cdi-refresh.path", "ocigpu-cdi-refresh.service", "ocigpu-mig.service",
-        "ocigpu-repair.service", "ocigpu-watch.service",
+        "ocigpu-cdi-refresh.path", "ocigpu-cdi-refresh.service", "ocigpu-fabric-restore.service",
+        "ocigpu-fabric-serve.service", "ocigpu-lease-agent.service", "ocigpu-mig.service", "ocigpu-repair.service",
+        "ocigpu-watch.service",
     ]  # fmt: skip
     commands = [line for path in units for line in path.read_text().splitlines() if line.startswith("ExecStart=")]
-    words = ("cdi refresh", "mig apply", "watch --repair", "watch")
+    own = (
+        "fabric restore --follow $OCIGPU_FABRIC_RESTORE",
+        "fabric serve $OCIGPU_FABRIC_SERVE",
+        "lease agent $OCIGPU_LEASE_AGENT",
+    )
+    words = ("cdi refresh", *own, "mig apply", "watch --repair", "watch")
     assert commands == [f"ExecStart={prefix}/bin/ocigpu {text}" for text in words]
-    assert "ProtectClock=yes" not in "".join(path.read_text() for path in units)  # NVML needs devices
+    with_devices = [path for path in units if not path.name.startswith("ocigpu-fabric-")]
+    assert "ProtectClock=yes" not in "".join(path.read_text() for path in with_devices)  # NVML needs devices
     (rules,) = (prefix / "lib/udev/rules.d").iterdir()
     assert rules.read_text().endswith((REPOSITORY / "packaging/udev/70-ocigpu.rules").read_text())
     assert {path.stat().st_mode & 0o777 for path in (*units, rules)} == {0o644}
@@ -270,6 +286,7 @@ def test_an_installation_that_is_killed_leaves_the_former_one(prefix: Path, tmp_
     assert [*prefix.glob("lib/ocigpu/versions/*/.building")] != [], "for the next one to remove"
 
 
+@pytest.mark.rest  # the exchange is that of dpkg's: packaging/switch.sh
 @pytest.mark.root
 @pytest.mark.engine
 def test_containers_start_while_the_next_version_is_installed(
@@ -287,12 +304,14 @@ def test_containers_start_while_the_next_version_is_installed(
     older = versions / f"{__version__}-older"
     older.mkdir()
     os.utime(older, (0, 0))  # out of use since then
-    assert {*versions.iterdir()} > {former, older}, "the one that was killed"
+    killed = versions / f"{__version__}-killed/.building"
+    killed.parent.mkdir()
+    killed.touch()
     before = sorted(source.rglob("*"))
-    killed = {*versions.glob("*/.building")}
+    begun = {*versions.glob("*/.building")}  # of the test before, too
 
     def aside() -> bool:
-        return not {*versions.glob("*/.building")} <= killed
+        return not {*versions.glob("*/.building")} <= begun
 
     with Starts(prefix / "bin", simulated_host, make_bundle, runtime_environment, aside=aside):
         done = run(str(source / "packaging/install.sh"), "--prefix", str(prefix))  # over the first installation

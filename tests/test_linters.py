@@ -1,11 +1,14 @@
 """The linters are tests: one command checks everything."""
 
+import collections
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support import requirements
+from support.workers import unit_of
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = {
@@ -38,3 +41,19 @@ def test_the_compiler_is_content(tmp_path: Path, name: str, link: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     needs = subprocess.run(["readelf", "-d", tmp_path / name], capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in needs.splitlines() if "NEEDED" in line] == ["[libc.so.6]"][: link == "dynamic"]
+
+
+def test_no_two_files_make_one_directory() -> None:
+    """A worker runs several files with one ``session_directory``: a name belongs to one of them."""
+    users = collections.defaultdict(set)
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        for name in re.findall(r'session_directory / f?"([^"/]+)', file.read_text()):
+            users[name].add(file.name)
+    assert {name: files for name, files in users.items() if len(files) > 1} == {}
+
+
+def test_who_needs_the_packages_is_on_one_worker() -> None:
+    """They are built in one directory of the clone, whose tree each build removes."""
+    users = [file for file in (ROOT / "tests").rglob("test_*.py") if re.search("[(, ]packages: Path", file.read_text())]
+    assert len(users) > 1
+    assert len({unit_of(f"{file.relative_to(ROOT)}::test") for file in users}) == 1

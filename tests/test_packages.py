@@ -1,10 +1,11 @@
 """The packages as users get them: built, installed without a network, used with Docker, upgraded, removed."""
 
+import functools
 import json
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support import requirements
 from support.engines import Docker, start_docker
-from support.fixtures import IMAGE, MakeBundle
+from support.fixtures import IMAGE, MakeBundle, build_packages
 from support.process import run
 from support.product import CONTROL_NODES, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, parts, probe, script, view_of
@@ -39,32 +40,15 @@ DOCKERS = ("/etc/docker", "/opt/containerd", "/tmp/containerd.")
 """What dockerd and containerd make where they start for the first time, and where one is slow to answer the other."""
 
 
-def build(sources: Path, directory: Path) -> Path:
-    """Build the packages of both kinds; returns ``directory``, in which they are then."""
-    requirements.require(requirements.programs("dpkg-deb", "dpkg-shlibdeps", "rpmbuild", "gcc"))
-    built = run([sources / "packaging/package.sh", "deb", "rpm"], timeout=280).stdout.split()
-    directory.mkdir()
-    for path in built:
-        shutil.copy(path, directory)
-    assert len(built) == 4
-    return directory
-
-
 @pytest.fixture(scope="module")
-def packages(session_directory: Path) -> Path:
-    """The directory of the packages, built anew."""
-    return build(REPOSITORY, session_directory / "packages")
-
-
-@pytest.fixture(scope="module")
-def next_packages(session_directory: Path, packages: Path) -> Path:
-    """The directory of the packages of the next version."""
+def next_packages(session_directory: Path, packages: Path) -> Callable[[str], Path]:
+    """Call with a kind: returns the directory of its packages of the next version."""
     del packages  # with which the libraries were fetched
     sources = make_next_version(session_directory / "next-sources")
     (fetched,) = REPOSITORY.glob("build/packages/vendored-*")
     (sources / "build/packages").mkdir(parents=True)
     run(["cp", "-a", fetched, sources / "build/packages"])
-    return build(sources, session_directory / "next-packages")
+    return functools.cache(lambda kind: build_packages(sources, session_directory / f"next-{kind}", kind))
 
 
 def find(packages: Path, kind: str) -> tuple[str, str]:
@@ -160,7 +144,9 @@ def test_units_start_the_commands_of_the_package(debian: ScratchMachine) -> None
         for line in path.read_text().splitlines()
         if line.startswith("ExecStart=")
     }
-    words = ("cdi refresh", "mig apply", "watch", "watch --repair")
+    restore = "fabric restore --follow $OCIGPU_FABRIC_RESTORE"
+    own = ("fabric serve $OCIGPU_FABRIC_SERVE", restore, "lease agent $OCIGPU_LEASE_AGENT")
+    words = ("cdi refresh", "mig apply", "watch", "watch --repair", *own)
     assert commands == {f"ExecStart=/usr/bin/ocigpu {text}" for text in words}
     assert sorted(path for path in debian.changes() if path.startswith(WANTED)) == list(ENABLED)
 
@@ -267,18 +253,25 @@ def test_an_upgrade_keeps_settings_and_choices_and_forgets_what_was_kept(
     assert os.path.lexists(debian.root / ENABLED[1].lstrip("/"))
 
 
+EXCHANGES = (NEXT, __version__, __version__)
+"""What is installed in turn.  Each manager takes a part: the way there and back, or another copy of what is there."""
+
+
 @pytest.mark.engine
 def test_containers_start_while_dpkg_exchanges_versions(
     debian: ScratchMachine,
     packages: Path,
-    next_packages: Path,
+    next_packages: Callable[[str], Path],
     simulated_host: SimulatedHost,
     make_bundle: MakeBundle,
     runtime_environment: dict[str, str],
+    share: Callable[..., list[str]],
 ) -> None:
+    versions = share(EXCHANGES, 2, 0)
+    files = {each: find(next_packages("deb") if each == NEXT else packages, "deb") for each in versions}
     with Starts("/usr/bin", simulated_host, make_bundle, runtime_environment, debian.enter) as starts:
-        for directory, version in ((next_packages, NEXT), (packages, __version__), (packages, __version__)):
-            debian("dpkg", "--install", *find(directory, "deb"))
+        for version in versions:
+            debian("dpkg", "--install", *files[version])
             assert debian("ocigpu", "--version").stdout == f"ocigpu {version}\n"
             starts.wait()
     assert debian("dpkg", "--verify", "ocigpu").stdout == ""
@@ -317,10 +310,11 @@ def test_purging_leaves_nothing(debian: ScratchMachine) -> None:
 def test_the_rpm_is_installed_used_upgraded_and_removed_without_a_trace(
     session_directory: Path,
     packages: Path,
-    next_packages: Path,
+    next_packages: Callable[[str], Path],
     simulated_host: SimulatedHost,
     make_bundle: MakeBundle,
     runtime_environment: dict[str, str],
+    share: Callable[..., list[str]],
 ) -> None:
     requirements.require(requirements.root())
     directory = session_directory / "fedora"
@@ -332,9 +326,11 @@ def test_the_rpm_is_installed_used_upgraded_and_removed_without_a_trace(
         assert [path for path in machine.changes() if path.startswith(WANTED)] == list(ENABLED)
         assert simulated_host.gpus[0] in machine("ocigpu", "list", "--json").stdout
         assert machine("nvidia-cdi-hook", "--version").stdout == f"NVIDIA CDI Hook CLI version {__version__}\n"
+        versions = share(EXCHANGES, 2, 1)
+        files = {each: find(next_packages("rpm") if each == NEXT else packages, "rpm") for each in versions}
         with Starts("/usr/bin", simulated_host, make_bundle, runtime_environment, machine.enter) as starts:
-            for directory, version in ((next_packages, NEXT), (packages, __version__), (packages, __version__)):
-                machine(*rpm, "--upgrade", "--force", "--oldpackage", *find(directory, "rpm"))
+            for version in versions:
+                machine(*rpm, "--upgrade", "--force", "--oldpackage", *files[version])
                 assert machine("ocigpu", "--version").stdout == f"ocigpu {version}\n"
                 starts.wait()
         assert (machine.root / "etc/ocigpu/config.toml").exists()

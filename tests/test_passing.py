@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from support import requirements
 from support.process import wait_for
 from support.product import STUBS, PublicCopy, write_stub
 
-from ocigpu import RUNTIME_SPEC, __version__
+from ocigpu import RUNTIME_SPEC, __version__, runtime
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
@@ -565,6 +566,18 @@ def test_what_is_known_is_not_written_again(place: Place, monkeypatch: pytest.Mo
     assert place.passes()
 
 
+@pytest.mark.parametrize("words", [["state", "c1"], ["start", "c1"], ["kill", "c1", "KILL"], ["delete", "c1"]])
+def test_a_command_that_came_to_python_is_the_last_one_of_its_kind(
+    place: Place, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """A package manager changes the directories of PATH: no container need be created before commands pass again."""
+    os.utime(place.programs, (time.time() - 10, time.time() - 10))
+    assert not place.passes(*words)
+    monkeypatch.setattr(runtime, "become", lambda *_: None)
+    runtime.main([str(place.stubs["full"]), *words])
+    assert place.passes(*words)
+
+
 @SHELLS
 def test_a_path_that_appears_with_an_old_time_is_for_python(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.environment["PATH"] = f"{place.directory}/later:{place.environment['PATH']}"
@@ -725,8 +738,11 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_both_forms_decide_the_same_about_every_word(twins: Twins, template: str) -> None:
-    decided = {twins.decide(*[word if part == "W" else part for part in template.split()])[0] for word in WORDS}
+def test_both_forms_decide_the_same_about_every_word(
+    twins: Twins, template: str, share: Callable[..., list[str]]
+) -> None:
+    words = share(WORDS, 3, TEMPLATES.index(template))
+    decided = {twins.decide(*[word if part == "W" else part for part in template.split()])[0] for word in words}
     assert decided <= {7, PYTHON_DECIDES}
 
 

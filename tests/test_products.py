@@ -59,7 +59,7 @@ def test_turns_take_everything_once_and_each_step_meets_each_fault() -> None:
 
 
 SOURCE = """
-import itertools, pytest
+import hypothesis.strategies, itertools, pytest
 @pytest.mark.product
 @pytest.mark.parametrize("a", range(3))
 @pytest.mark.parametrize("b", range(3))
@@ -70,13 +70,15 @@ def test_one(a, b, c): pass
 def test_two(a): pass
 def test_three(): pass
 def test_four(share, times): assert len(share([1, 2, 3], 3, 0)) == SEEN
+@hypothesis.given(hypothesis.strategies.none())
+def test_five(none): pass
 """
 
 
 @pytest.mark.parametrize(("which", "seen"), [("chosen", 1), ("rest", 2), ("all", 3)])
 def test_a_run_takes_the_chosen_cases_or_the_rest_or_all(pytester: pytest.Pytester, which: str, seen: int) -> None:
     three = len(choose(list(itertools.product(range(3), repeat=3))))
-    passed = {"chosen": three + 4 + 2, "rest": 27 - three + 4 + 1, "all": 27 + 8 + 2}[which]
+    passed = {"chosen": three + 4 + 3, "rest": 27 - three + 4 + 2, "all": 27 + 8 + 3}[which]
     pytester.makeconftest('pytest_plugins = ["support.products"]')
     path = pytester.makepyfile(SOURCE.replace("SEEN", str(seen)))
     assert pytester.runpytest("-p", "no:cacheprovider", f"--rows={which}").parseoutcomes()["passed"] == passed

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
+from ocigpu.cli.common import load_settings
 from ocigpu.cli.toml import toml_value
 from ocigpu.core.errors import SettingsError
 from ocigpu.core.settings import KEYS, Key, Settings
@@ -56,15 +57,17 @@ def test_the_second_start_parses_nothing(place: Path, tmp_path: Path, monkeypatc
         read_settings(str(path), keep=True)
 
 
-def test_commands_keep_nothing_and_use_what_a_start_has_kept(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_keeps_the_text_for_the_next(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(write(tmp_path / "config.toml", TEXT))
-    first = read_settings(path)
-    assert not place.exists()
-    read_settings(path, keep=True)
+    first = load_settings(path)
+    assert len(kept_files(place)) == 1
     refuse_toml(monkeypatch)
-    assert read_settings(path) == first
+    assert load_settings(path) == first == read_settings(path)
+
+
+def test_who_does_not_ask_for_it_keeps_nothing(place: Path, tmp_path: Path) -> None:
+    read_settings(str(write(tmp_path / "config.toml", TEXT)))
+    assert not place.exists()
 
 
 def values_of(key: Key) -> st.SearchStrategy[Any]:

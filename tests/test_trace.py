@@ -19,7 +19,7 @@ import pytest
 from support import requirements
 
 from ocigpu.cli.main import main
-from ocigpu.cli.timeline import Start, find_outcome, find_phases, find_slowest, group_steps, parse_step, read_starts
+from ocigpu.cli.trace import Start, find_outcome, find_phases, find_slowest, group_steps, parse_step, read_starts
 from ocigpu.core.actions import Bind, Node
 from ocigpu.core.errors import ApplyError
 from ocigpu.core.facts import DeviceNode

@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,11 +11,18 @@ import pytest
 from support.product import PROGRAMS, REPOSITORY
 
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT
+from ocigpu.cli.main import main
 from ocigpu.kubernetes.mig_node import BOOT_FILE
 
 UNITS = sorted((REPOSITORY / "packaging/systemd").iterdir())
 MIG = REPOSITORY / "packaging/systemd/ocigpu-mig.service"
-SERVICES = [path for path in UNITS if path.suffix == ".service" and path != MIG]
+TENANTS = {
+    "ocigpu-fabric-restore.service": ("fabric restore --follow", "--address vsock:42:6666"),
+    "ocigpu-fabric-serve.service": ("fabric serve", "vsock:6667 --allow cid:2"),
+    "ocigpu-lease-agent.service": ("lease agent", '--address vsock:42:6666 --check-program "/bin/check --quick"'),
+}
+"""Those for tenants: the command, and words of it in the file that an operator writes."""
+SERVICES = [path for path in UNITS if path.suffix == ".service" and path != MIG and path.name not in TENANTS]
 """Those that write the CDI specification."""
 RULES = REPOSITORY / "packaging/udev/70-ocigpu.rules"
 NEWER_KEYS = ("RestartSteps", "RestartMaxDelaySec")
@@ -89,6 +97,28 @@ def test_what_cuts_gpus_at_boot_takes_what_the_manager_writes() -> None:
     assert {"MIG_PARTED_SELECTED_CONFIG", "MIG_PARTED_CONFIG_FILE"} <= set(re.findall(r"MIG_PARTED_\w+", done.stdout))
     (before,) = values(MIG, "Unit", "Before")
     assert {path.name for path in SERVICES} | {"kubelet.service", "containerd.service"} <= set(before.split())
+
+
+@pytest.mark.parametrize("name", TENANTS)
+def test_a_service_for_tenants_takes_its_words_from_a_file_and_is_confined(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unit, (command, words) = REPOSITORY / "packaging/systemd" / name, TENANTS[name]
+    (file,) = values(unit, "Service", "EnvironmentFile")
+    assert values(unit, "Unit", "ConditionPathExists") == [file] == [f"/etc/ocigpu/{name[7:-8]}.env"]
+    (started,) = values(unit, "Service", "ExecStart")
+    variable = f"OCIGPU_{name[7:-8].replace('-', '_').upper()}"
+    assert started == f"/usr/local/bin/ocigpu {command} ${variable}"
+    # the words are split by systemd, quotes respected: systemd.service(5)
+    assert main([*command.split(), *shlex.split(words), "--no-such-option"]) == 2
+    assert "--no-such-option" in capsys.readouterr().err
+    assert f"{variable}={words.split()[0]}" in unit.read_text(), "an example"
+    assert values(unit, "Unit", "StartLimitIntervalSec") == ["0"]
+    confined = ("NoNewPrivileges", "ProtectKernelModules", "RestrictNamespaces", "RestrictSUIDSGID", "LockPersonality")
+    assert [values(unit, "Service", key) for key in confined] == [["yes"]] * len(confined)
+    assert values(unit, "Service", "ProtectSystem") == ["strict"]
+    assert values(unit, "Service", "RuntimeDirectory") == ["ocigpu"]
+    assert values(unit, "Service", "Environment") == ["TMPDIR=/run/ocigpu"], "for sockets that lead to a vsock"
 
 
 def rules() -> list[list[tuple[str, str, str]]]:

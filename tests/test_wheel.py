@@ -125,6 +125,7 @@ def test_the_other_commands_are_there_too(programs: Path, name: str) -> None:
     assert run([programs / name, "--help"]).stdout.lower().startswith("usage: " + name)
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_containers_start_while_pipx_puts_the_next_version_beside_this_one(
@@ -214,10 +215,13 @@ def test_a_job_without_any_rights_sees_gpus(job: Path, work_directory: Path) -> 
     ("words", "status", "line"),
     [
         (
-            ["sim", "exec", "--gpus", "x", "--", "true"],
+            ["sim", "exec", "--gpus", "0", "--", "true"],
             2,
-            "ocigpu: OCIGPU-ARG-1: the command line cannot be understood",
+            'ocigpu: OCIGPU-ARG-1: --gpus: "0" is not a whole number from 1 to 64',
         ),
+        (["sim", "exec", "--gpu", "2", "--", "true"], 2, 'ocigpu: OCIGPU-ARG-1: no such option: "--gpu"'),
+        (["sim", "exec"], 2, "ocigpu: OCIGPU-ARG-1: missing: COMMAND..."),
+        (["sim", "exce"], 2, 'ocigpu: OCIGPU-ARG-1: no such command: "exce"'),
         (["config", "check", "FILE"], 1, "ocigpu: OCIGPU-INT-3: the Python module pydantic is not installed"),
     ],
 )
@@ -247,6 +251,9 @@ def test_the_action_gives_gpus_to_the_steps_that_follow(built: Path, work_direct
         name: inputs[value.removeprefix("${{ inputs.").removesuffix(" }}")] for name, value in step["env"].items()
     }
     environment = {"PATH": os.environ["PATH"], "RUNNER_TEMP": str(work_directory), **files, **variables}
+    wrong = run([step["shell"], "-e", "-c", step["run"]], env={**environment, "INPUT_MODEL": "a1000"}, check=False)
+    assert (wrong.returncode, wrong.stderr.splitlines()[-2]) == (1, 'ocigpu: OCIGPU-SIM-1: model "a1000" is unknown')
+    assert not any(map(os.path.exists, files.values())), "no step that follows is told of GPUs"
     run([step["shell"], "-e", "-c", step["run"]], env=environment, timeout=200)
     path = Path(files["GITHUB_PATH"]).read_text().strip()
     name, _, value = Path(files["GITHUB_ENV"]).read_text().strip().partition("=")

@@ -38,7 +38,9 @@ def host(session_directory: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def cdi(host: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def cdi(
+    host: Path, run: Run, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Run:
     """Call with arguments: runs ``ocigpu cdi`` on the simulated host; its specification directories are low and high.
 
     A note on the hook's program depends on where the tests run and is left out.
@@ -47,7 +49,7 @@ def cdi(host: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         if name.startswith("NVIDIA_CTK_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OCIGPU_CDI_MAX_VERSION", "1.1.0")  # whatever engines this machine has
-    monkeypatch.setattr("ocigpu.system.store.SYSTEM_DIRECTORY", str(tmp_path / "cache"))
+    monkeypatch.setattr("ocigpu.system.store.SYSTEM_DIRECTORY", str(tmp_path_factory.mktemp("run") / "ocigpu"))
     low, high = tmp_path / "low", tmp_path / "high"
     low.mkdir()
     high.mkdir()

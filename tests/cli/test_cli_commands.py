@@ -18,8 +18,8 @@ from ocigpu import __version__
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings
 from ocigpu.cli.main import COMMANDS, main
+from ocigpu.cli.plan import _join
 from ocigpu.cli.show import Progress
-from ocigpu.cli.steps import _join
 from ocigpu.cli.toml import toml_value
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import KEYS
@@ -449,6 +449,34 @@ def test_an_error_on_a_terminal_has_its_code_in_colour(monkeypatch: pytest.Monke
     assert "\n\x1b[1mhint:\x1b[0m see: " in run("plna")[2]
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in run("plna")[2]
+
+
+def test_a_table_that_no_terminal_is_wide_enough_for_is_blocks_of_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "24")
+    show.table(
+        ("key", "type", "what it is"), [("mode", "string", "how containers get GPUs"), ("a key of them", "", "b")]
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "KEY         mode",
+        "TYPE        string",
+        "WHAT IT IS  how",
+        "            containers",
+        "            get GPUs",
+        "",
+        "KEY         a key of",
+        "            them",
+        "WHAT IT IS  b",
+    ]
+
+
+@pytest.mark.parametrize("words", ["config keys", "config show", "engine status", "explain DEV-1", "explain"])
+def test_on_a_narrow_terminal_nothing_but_names_is_wider(words: str) -> None:
+    lines = run_on_terminal(40, *words.split()).splitlines()
+    assert not [line for line in lines if len(line) > 40 and len(line.split()) > 2]
 
 
 def test_text_is_folded_below_itself_on_a_terminal(

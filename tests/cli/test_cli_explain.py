@@ -4,6 +4,7 @@ import ast
 import functools
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ocigpu.core.facts import HostFacts
 Run = Callable[..., tuple[int, str, str]]
 PACKAGE = Path(ocigpu.__file__).parent
 PAGE = PACKAGE.parent / "docs/ERRORS.md"
+PATH = PACKAGE / "core/codes.toml"
 
 
 def codes_in_sources() -> set[str]:
@@ -53,6 +55,13 @@ def test_codes_are_numbered_without_gaps_in_known_areas() -> None:
     assert set(numbers) == set(AREAS)
     for area, found in numbers.items():
         assert found == list(range(1, len(found) + 1)), area
+
+
+def test_codes_are_read_as_a_parser_of_toml_reads_them() -> None:
+    with PATH.open("rb") as file:
+        table = tomllib.load(file)
+    assert table.pop("areas") == AREAS
+    assert {name: (entry["cause"], entry["fix"]) for name, entry in table.items()} == CODES
 
 
 def test_causes_and_fixes_are_sentences() -> None:

@@ -103,6 +103,13 @@ def test_a_set_is_planned_activated_audited_and_deactivated(cli: Run, manager: S
     )
     assert cli("audit", "--expect", "1,3", "--expect", "8") == (0, "as expected: 2 active partitions\n", "")
     assert cli("activate", "1,2,3,4", "--replace")[0] == 1
+    manager.say("lacks 5 4")  # as when an NVSwitch is gone
+    assert cli("audit", "--expect", "1,3", "--expect", "8") == (
+        1,
+        "PROBLEM   GPU PHYSICAL IDS  WHAT\ndegraded  5                 14 of 18 NVLinks\n",
+        "",
+    )
+    manager.say("lacks 5 0")
     assert "held by team-a" in cli("deactivate", "1,3")[2]
     assert "choose 7 GPUs of 2,4,5,6,7,8: so many are not free" in cli("plan", "--gpus", "7", "--unlinked")[2]
     assert cli("deactivate", "1,3", "8", "--force")[0] == 0
@@ -139,7 +146,7 @@ def test_three_gpus_are_given_apart_when_that_is_wanted(cli: Run, manager: Simul
     assert (status, complaint.splitlines()) == (
         1,
         [
-            "ocigpu: OCIGPU-FAB-4: choose 3 GPUs of 1,2,3,4,5,6,7,8: the board's sizes are 1,2,4,8",
+            "ocigpu: OCIGPU-FAB-4: choose 3 GPUs of 1,2,3,4,5,6,7,8: the board's sizes are 1, 2, 4, 8",
             "hint: --unlinked takes single partitions: no NVLink between these GPUs, copies go over PCIe",
         ],
     )

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from hypothesis import example, given, settings
@@ -19,8 +19,8 @@ from ocigpu.cli.described import make_app
 from ocigpu.cli.described import run as run_typer
 from ocigpu.cli.main import COMMANDS, LENIENT, find_command, load_command, main
 from ocigpu.cli.manual import read_page
+from ocigpu.core.errors import UsageError
 from ocigpu.core.facts import HostFacts
-from ocigpu.system.settings_file import read_settings
 
 PACKAGE = Path(ocigpu.__file__).parent
 Run = Callable[..., tuple[int, str, str]]
@@ -40,7 +40,7 @@ def read_by_typer(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) 
 def read_by_us(name: str, words: list[str]) -> Any:
     try:
         return parse(words, parameters_of(load_command(name), read_page(name)), name in LENIENT)
-    except HelpWanted:
+    except (HelpWanted, UsageError):
         return None
 
 
@@ -119,9 +119,10 @@ def test_what_is_read_is_what_typer_reads(line: tuple[str, list[str], dict[str, 
 def test_a_full_command_line_is_read_without_typer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every option once, by its first name and by its last, with a value in its range."""
     parameters = parameters_of(load_command(name), read_page(name))
-    words = ["2" for parameter in parameters if not parameter.flags]
+    words: list[str] = []
     for parameter in parameters:
         words += [word for flag in parameter.flags for word in ((flag,) if parameter.kind is bool else (flag, "2"))]
+    words += ["2" for parameter in parameters if not parameter.flags]
     ours = read_by_us(name, words)
     assert ours is not None
     assert ours == read_by_typer(name, words, monkeypatch)
@@ -129,10 +130,9 @@ def test_a_full_command_line_is_read_without_typer(name: str, monkeypatch: pytes
 
 
 def test_values_of_a_variable_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = parameters_of(load_command("cdi generate"), read_page("cdi generate"))
     for word, value in (("1", True), ("off", False), ("maybe", None)):
         monkeypatch.setenv("NVIDIA_CTK_QUIET", word)
-        ours = parse([], parameters)
+        ours = read_by_us("cdi generate", [])
         assert (ours and ours["quiet"]) == value
 
 
@@ -270,17 +270,21 @@ def test_a_command_of_every_day_imports_nothing_heavy(simulated: Path, words: li
     assert output
     assert not loaded & HEAVY
     assert not loaded & {"ocigpu.cli.described", "ocigpu.doctor", "ocigpu.sim", "ocigpu.kubernetes", "ocigpu.runtime"}
-    commands = {f"ocigpu.cli.{target.partition(':')[0]}" for target in COMMANDS.values()}
-    own, _, _ = COMMANDS[find_command(words)[0]].partition(":")
+    commands = {f"ocigpu.cli.{target.partition('.')[0]}" for target in COMMANDS.values()}
+    own, _, _ = COMMANDS[find_command(words)[0]].partition(".")
     assert loaded & commands <= {f"ocigpu.cli.{own}", "ocigpu.cli.cdi"}  # cdi.py has what its commands share
 
 
 @pytest.mark.parametrize("words", [["list"], ["plan", "--gpus", "all"], ["cdi", "generate"]])
-def test_a_command_after_a_start_imports_nothing_dearer_than_a_start_does(simulated: Path, words: list[str]) -> None:
+def test_a_command_imports_nothing_dearer_than_a_start_does_but_the_first_time(
+    simulated: Path, tmp_path: Path, words: list[str]
+) -> None:
     requirements.require(requirements.root())  # who has a cache directory
-    path = str(simulated / "config.toml")
-    read_settings(path, keep=True)
-    loaded, output = imported_by(*words, environment={"OCIGPU_CONFIG": path})
+    path = tmp_path / "config.toml"  # settings that nobody has read yet
+    path.write_text(f"# {words}\n" + (simulated / "config.toml").read_text())
+    environment = {"OCIGPU_CONFIG": str(path)}
+    assert "tomllib" in imported_by(*words, environment=environment)[0]
+    loaded, output = imported_by(*words, environment=environment)
     assert output
     assert not loaded & {"collections", "contextlib", "enum", "functools", "json", "re", "signal", "tomllib", "typing"}
 
@@ -334,6 +338,9 @@ def test_tab_completes_every_command_and_option(run: Run, monkeypatch: pytest.Mo
         (["completion", "="], ["bash", "zsh", "fish"]),
         (["explain", "OCIGPU-DEMO-"], ["OCIGPU-DEMO-1", "OCIGPU-DEMO-2"]),
         (["explain", "uvm-"], ["uvm-missing"]),
+        (["doctor", "--format", "j"], ["json", "junit"]),
+        (["sim", "exec", "-q", "nvidia-smi", "--"], []),
+        (["sim", "exec", "--gpus", "2", "--mod"], ["--model"]),
         (["explain", "we"], ["web"]),
         (["verify", ""], ["web"]),
         (["attach", "--json", "w"], ["web"]),
@@ -389,3 +396,34 @@ def test_bash_completes_by_the_script(tmp_path: Path) -> None:
 
 def test_another_shell_is_named(run: Run) -> None:
     assert run("completion", "tcsh")[2].splitlines()[0].endswith('SHELL is one of bash, zsh, fish, not "tcsh"')
+
+
+# the end
+
+LEAVE = "import sys; sys.path.append(sys.argv[1]); from ocigpu import leave; print('printed'); CODE\nleave(3)"
+THREAD = "threading.Thread(target=lambda: (time.sleep(0.1), print('of a thread'))).start()"
+ENDS = {
+    "at once": ("", "printed\n"),
+    "with a function for the end": ("import atexit; atexit.register(print, 'at the end')", "printed\nat the end\n"),
+    "with a thread": (f"import threading, time; {THREAD}", "printed\nof a thread\n"),
+    "without an output": ("sys.stdout.flush(); sys.stdout = None", "printed\n"),
+}
+
+
+def left(code: str, output: int | TextIO = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-I", "-S", "-c", LEAVE.replace("CODE", code), str(PACKAGE.parent)]
+    return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_a_program_leaves_with_all_that_it_had_to_say(case: str) -> None:
+    code, text = ENDS[case]
+    done = left(code)
+    assert (done.returncode, done.stdout, done.stderr) == (3, text, "")
+
+
+def test_a_program_that_cannot_say_it_all_fails() -> None:
+    with open("/dev/full", "w") as full:
+        done = left("", full)
+    assert done.returncode not in (0, 3)
+    assert "No space left on device" in done.stderr

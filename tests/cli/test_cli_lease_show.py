@@ -1,11 +1,13 @@
-"""``ocigpu lease show``: what a lease waits for, and who has to act."""
+"""``ocigpu lease``: which host it is about; what a lease waits for, and who has to act."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.lease import show_command
-from ocigpu.kubernetes.tenants.journal import LeaseJournal
+from ocigpu.cli.lease import reach, show_command
+from ocigpu.cli.main import main
+from ocigpu.kubernetes.tenants.journal import LeaseJournal, journal_directory
 from ocigpu.kubernetes.tenants.lease import Lease, Phase
 
 GPU = "0000:1b:00.0"
@@ -35,7 +37,25 @@ def test_it_says_who_has_to_act(
     with journal.change() as change:
         change.put(lease, "test")
     journal.close()
-    show_command(GPU, journal=str(tmp_path))
+    show_command(reach(str(tmp_path)), GPU)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].split(None, 2)[2] == waits
     assert lines[-1].split(None, 1)[1] == then
+
+
+def test_it_follows_a_simulated_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As every other command: this machine's own leases are not shown, and not changed."""
+    settings = tmp_path / "config.toml"
+    settings.write_text(f'[simulation]\nroot = "{tmp_path}/host"\n')
+    asked = ("--config", str(settings))
+    assert main(["lease", "list", *asked]) == 1
+    assert f"{tmp_path}/host/var/lib/ocigpu/leases: there is none" in capsys.readouterr().err
+    journal = LeaseJournal(journal_directory(f"{tmp_path}/host"))
+    with journal.change() as change:
+        change.put(Lease(GPU, Phase.FREE, 3), "test")
+    assert main(["lease", "maintenance", GPU, "--generation", "3", *asked]) == 0
+    assert main(["lease", "list", *asked, "--json"]) == 0
+    answer = capsys.readouterr().out.partition("\n")[2]
+    assert [each["phase"] for each in json.loads(answer)["leases"]] == ["Maintenance"]
+    assert journal.refresh()[GPU].phase is Phase.MAINTENANCE
+    journal.close()

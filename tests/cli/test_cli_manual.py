@@ -9,7 +9,7 @@ from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.cli import manual
 from ocigpu.cli.arguments import REQUIRED, Parameter, parameters_of, parse
 from ocigpu.cli.main import COMMANDS, PROGRAM, load_command
-from ocigpu.cli.manual import Word, read_page, render_help
+from ocigpu.cli.manual import Word, read_page, read_short, render_help
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES
 
 ALL = {" ".join(name.split()[:depth]) for name in COMMANDS for depth in range(4)}
@@ -81,7 +81,7 @@ def test_a_page_becomes_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "## Notes\n\nOne:\n\n    of  things\n        seen\nTwo.\n\nThree.\n\n## Examples\n\n    a b\n      c\n"
     )
     page = read_page("a b")
-    assert (page.short, page.help) == ("Do it.", "Do it\nwell.")
+    assert (page.short, page.help) == (read_short("a b"), "Do it\nwell.") == ("Do it.", "Do it\nwell.")
     assert page.arguments == (Word((), "X|Y", "What.  [default: all]"),)
     assert page.options == {
         "--long": Word(("--long", "-l"), "N", "How long."),
@@ -189,5 +189,5 @@ def test_an_option_has_one_meaning_in_all_commands() -> None:
     ],
 )
 def test_former_names_of_options_are_read(name: str, words: list[str], expected: dict[str, Any]) -> None:
-    read = parse(words, parameters(name)) or {}
+    read = parse(words, parameters(name))
     assert {key: read[key] for key in expected} == expected

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ocigpu.cli.main import COMMANDS, find_command
+from ocigpu.doctor.findings import CHECKS
 from ocigpu.doctor.messages import MESSAGES, Message, find_messages, render_markdown
-from ocigpu.doctor.table import CHECKS
 
 Run = Callable[..., tuple[int, str, str]]
 PAGE = Path(__file__).parents[2] / "docs/TROUBLESHOOTING.md"

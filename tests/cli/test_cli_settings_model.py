@@ -179,3 +179,27 @@ def test_every_problem_of_a_file_is_named_at_once() -> None:
         'driver.root: "x" is not an absolute path',
         'unknown key "disable-requires": did you mean disable-require?',
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[simulation]\ngpus = 8", "keys of [simulation]: root"),
+        ("[simulation]\nmodel = 'h100'", "keys of [simulation]: root"),
+        ("[simulation]\nrooot = '/opt/gpus'", "did you mean simulation.root?"),
+        ("[simulaton]\nroot = '/opt/gpus'", "did you mean [simulation]?"),
+        ("root = '/opt/gpus'", "did you mean driver.root or simulation.root?"),
+        ("[runtime]\nspec-dirs = ['/etc/cdi']", "did you mean cdi.spec-dirs?"),
+        ("log-level = 'debug'", "did you mean runtime.log-level?"),
+        ("mdoe = 'spec'", "did you mean mode?"),
+        ("[driver]\nversion = '550'", "keys of [driver]: root, dev-root, ldcache"),
+        ("colour = true", "ocigpu config keys lists all keys"),
+        ("[nvidia-container-cli]\nno-cgroups = true", "ocigpu config import FILE"),
+    ],
+)
+def test_an_unknown_key_is_compared_with_those_of_its_table(text: str, hint: str) -> None:
+    document = tomllib.loads(text)
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(document, "/etc/ocigpu/config.toml")
+    assert hint in caught.value.hint
+    assert find_problems(document)[0].endswith(caught.value.hint)

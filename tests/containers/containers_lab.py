@@ -18,6 +18,7 @@ from ocigpu.containers.believed import Container
 from ocigpu.containers.find import Places, find_container, find_containers
 
 WAITING = ["/probe", "pause"]
+GPU_3 = {"NVIDIA_VISIBLE_DEVICES": "3"}
 VIEWS = [("runc", "v1"), ("runc", "v2"), ("crun", "v2")]
 """Runtimes and hierarchies; crun refuses machines that mount both."""
 

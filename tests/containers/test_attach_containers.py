@@ -6,12 +6,11 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from containers_lab import WAITING, Made, cgroup_directory, container, settings_with
+from containers_lab import GPU_3, WAITING, Made, cgroup_directory, container, settings_with
 from live_lab import (
     Holder,
     execute,
@@ -44,27 +43,7 @@ from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
-GPU_3 = {"NVIDIA_VISIBLE_DEVICES": "3"}
 REFUSED, REACHED = ("ENOENT", "EPERM"), ("ENXIO", "ENXIO")
-
-
-@pytest.fixture(scope="module")
-def specifications(simulated_host: SimulatedHost, session_directory: Path) -> str:
-    """Lines of settings with a directory of CDI specifications."""
-    directory = session_directory / "attach-cdi"
-    directory.mkdir()
-    generate = [PROGRAMS / "ocigpu", "cdi", "generate", "--config", simulated_host.settings]
-    run([*generate, "--output", directory / "nvidia.yaml"])
-    return f'cdi.spec-dirs = ["{directory}"]\n'
-
-
-@pytest.fixture
-def gpu_3(
-    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
-) -> Iterator[Made]:
-    """A container of runc on cgroup v1 that was given GPU 3."""
-    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from containers_lab import WAITING, Made, cgroup_directory, container
-from live_lab import opened, verified
+from containers_lab import GPU_3, WAITING, Made, cgroup_directory, container
+from live_lab import opened, opens, verified
 from support import requirements, silent_fuse
 from support.fixtures import MakeBundle
 from support.lines import Lines
@@ -20,23 +21,13 @@ from support.product import SimulatedHost
 
 from ocigpu.containers import live as living
 from ocigpu.containers.attach import attach, detach
-from ocigpu.containers.repair import GrantKeeper
+from ocigpu.containers.repair import GrantKeeper, repair
 from ocigpu.containers.verify import AS_GRANTED
 from ocigpu.core.errors import OcigpuError
+from ocigpu.engines.places import running_daemons
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
-
-GPU_3 = {"NVIDIA_VISIBLE_DEVICES": "3"}
-
-
-@pytest.fixture
-def gpu_3(
-    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
-) -> Iterator[Made]:
-    """A container of runc on cgroup v1 that was given GPU 3."""
-    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
-        yield made
 
 
 @contextmanager
@@ -162,3 +153,45 @@ def test_names_that_are_exchanged_all_the_time_lead_nowhere_else(gpu_3: Made, si
         restless.kill()
     assert (sorted(os.listdir("/dev")), sorted(os.listdir(nodes))) == before
     assert set(Path("/tmp").glob("target")) == targets
+
+
+def test_a_first_process_that_has_gone_into_a_volume_gets_nothing_there(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost, work_directory: Path
+) -> None:
+    """chroot(2) needs a capability that engines give (CAP_SYS_CHROOT); the volume is the host's, and would keep it."""
+    volume = work_directory / "volume"
+    volume.mkdir()
+
+    def with_volume(config: dict[str, Any]) -> None:
+        config["mounts"].append({"destination": "/v", "type": "bind", "source": str(volume), "options": ["rbind"]})
+
+    enter = ["sh", "-c", "mkdir -p /v/proc/driver/nvidia; cp /probe /v/probe; exec chroot /v /probe pause"]
+    with container(make_bundle(enter, GPU_3, edit=with_volume), runtime_environment, host=simulated_host) as made:
+        root = Path(f"/proc/{made.found().pid}/root")
+        wait_for("the first process is in the volume", lambda: (root / "probe").samefile(volume / "probe"))
+        with opened(made) as live:
+            attach(live, ["5"])
+        assert sorted(os.listdir(volume)) == ["probe", "proc"]
+        assert opens(made, simulated_host, "nvidia5") == ("ENXIO", "ENXIO")
+        (cgroup_directory(made, "v1") / "devices.deny").write_text("c 195:3 rw")
+        run([*made.command, "exec", made.name, "rm", "/dev/nvidia3"], env=made.environment)
+        with opened(made) as live:
+            assert repair(live).done
+        assert sorted(os.listdir(volume)) == ["probe", "proc"]
+        assert verified(made).verdict == AS_GRANTED
+
+
+def test_a_process_of_a_container_with_the_host_s_process_ids_is_no_engine(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str]
+) -> None:
+    """Root in there has the engine's name and names a file of the host: ``engine configure`` would edit it."""
+
+    def without_namespace(config: dict[str, Any]) -> None:
+        namespaces = config["linux"]["namespaces"]
+        namespaces[:] = [one for one in namespaces if one["type"] != "pid"]
+
+    name = ["sh", "-c", "cp /probe /tmp/dockerd; exec /tmp/dockerd pause --config-file /etc/mallory.json"]
+    with container(make_bundle(name, edit=without_namespace), runtime_environment) as made:
+        command = Path(f"/proc/{made.found().pid}/cmdline")
+        wait_for("the name", lambda: command.read_bytes().startswith(b"/tmp/dockerd"))
+        assert "/etc/mallory.json" not in [daemon.config for daemon in running_daemons("/")]

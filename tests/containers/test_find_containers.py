@@ -261,6 +261,20 @@ ANNOTATED = {
         "cri-o",
         "default/pod/main",
     ),
+    "CRI-O, and what the author of the pod has written": (
+        {
+            "io.container.manager": "cri-o",
+            "io.kubernetes.pod.namespace": "default",
+            "io.kubernetes.pod.name": "pod",
+            "io.kubernetes.container.name": "main",
+            "io.kubernetes.cri.sandbox-namespace": "kube-system",
+            "io.kubernetes.cri.sandbox-name": "other",
+            "io.podman.annotations.autoremove": "x",
+            "nerdctl/name": "web",
+        },
+        "cri-o",
+        "default/pod/main",
+    ),
     "Podman that keeps no name": ({"io.container.manager": "libpod"}, "podman", "x"),
 }
 
@@ -276,6 +290,14 @@ def test_engine_and_name_are_told_by_what_the_runtime_keeps(
     for runtime in ("runc", "crun"):
         (found,) = find_containers(Places((str(tmp_path / runtime),)))[0]
         assert (found.engine, found.name) == (engine, name)
+
+
+def test_an_id_is_its_containers_whatever_others_are_called(tmp_path: Path) -> None:
+    write_state(tmp_path, "abc", runc_state())
+    write_state(tmp_path, "other", runc_state(annotations={"nerdctl/name": "abc"}))
+    places = Places((str(tmp_path),))
+    assert sorted(one.name for one in find_containers(places)[0]) == ["abc", "abc"]
+    assert find_container(places, "abc").id == "abc"
 
 
 def test_annotations_of_other_types_tell_no_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.process import explain, run, wait_for
 from support.product import PublicCopy, SimulatedHost
 from support.runtimes import container_id, start_in_background
 
+from ocigpu.cli.main import main
 from ocigpu.containers import users
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.report import make_reports
@@ -69,6 +71,7 @@ def test_a_rootless_container_is_its_users(
     public_copy: PublicCopy,
     runtime_environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     requirements.require(requirements.user_namespaces())
     bundle = make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "0,2"}, layout="busybox", edit=make_rootless)
@@ -107,6 +110,15 @@ def test_a_rootless_container_is_its_users(
         )
         assert [(index, uuid) for index, uuid, _ in shown.gpus] == [(str(i), simulated_host.gpus[i]) for i in (0, 2)]
         assert notes == []
+        assert main(["explain", name[:-2], "--config", str(simulated_host.settings)]) == 0
+        first, *text = capsys.readouterr().out.splitlines()
+        assert first == f"of user {USER}, by their own files"
+        assert re.search(rf"^container +{name} \(runc; running", text[0])
+        seen = [line.split()[:2] for line in text if line.endswith("A100-SXM4-40GB  -")]
+        assert seen == [[str(number), simulated_host.gpus[number]] for number in (0, 2)]
+        assert main(["explain", name, "--config", str(simulated_host.settings), "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert (data["user"], data["explanation"]["container"]["name"]) == (str(USER), name)
     finally:
         run([*command, "delete", "--force", name], env=environment, check=False)
 

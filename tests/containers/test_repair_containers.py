@@ -4,16 +4,29 @@ import json
 import os
 import shlex
 import signal
+import stat
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from containers_lab import WAITING, Made, cgroup_directory, container, settings_with
-from live_lab import apply_again, execute, mounts, ocigpu, opened, opens, records, see, shell, verified, verify
+from containers_lab import GPU_3, WAITING, Made, cgroup_directory, container, settings_with
+from live_lab import (
+    HOST_LIBRARY,
+    apply_again,
+    execute,
+    mounts,
+    ocigpu,
+    opened,
+    opens,
+    records,
+    see,
+    shell,
+    verified,
+    verify,
+)
 from support.fixtures import MakeBundle
 from support.lines import Lines
 from support.process import run, wait_for
@@ -33,21 +46,12 @@ from ocigpu.doctor import running
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks
+from ocigpu.system import libc
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
-GPU_3 = {"NVIDIA_VISIBLE_DEVICES": "3"}
 REFUSED, REACHED = ("ENOENT", "EPERM"), ("ENXIO", "ENXIO")
-
-
-@pytest.fixture
-def gpu_3(
-    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
-) -> Iterator[Made]:
-    """A container of runc on cgroup v1 that was given GPU 3."""
-    with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
-        yield made
 
 
 def hook_by_hand(config: dict[str, Any], settings: str) -> None:
@@ -398,3 +402,122 @@ def test_a_container_that_may_mount_shows_nothing_by_its_mounts(
         without_rules(made, "195:1")
         with opened(made) as live:
             assert (read_now(live).devices, repair(live).lost) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("volumes", "lost"),
+    [
+        pytest.param({"dev/nvidia1": "/volume/node", "proc/driver/nvidia/gpus": "/volume/gpus"}, "", id="elsewhere"),
+        pytest.param({HOST_LIBRARY.lstrip("/"): "/volume/library"}, "", id="a library"),
+        pytest.param({"dev/nvidia1": "/dev/nvidia1"}, "CAP_MKNOD", id="the node"),
+        pytest.param({"": "/dev"}, "CAP_MKNOD", id="a directory of nodes"),
+    ],
+)
+def test_volumes_show_nothing_of_what_a_hook_has_given(
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    volumes: dict[str, str],
+    lost: str,
+) -> None:
+    """A pod may name files of the driver and nodes of the host as volumes, which its device cgroup does not open."""
+    environment = simulated_host.environment(runtime_environment)
+    settings = make_bundle(WAITING).parent / "volumes.toml"
+    settings_with(simulated_host, "runc", settings, "hook", REFUSING)
+    nodes = settings.with_name("dev")
+    nodes.mkdir()
+    for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx"):
+        os.mknod(nodes / name, 0o666 | stat.S_IFCHR, os.stat(f"/dev/{name}").st_rdev)
+    major, minor = map(int, simulated_host.number("nvidia1"))
+    os.mknod(nodes / "nvidia1", 0o666 | stat.S_IFCHR, os.makedev(major, minor))
+    for name in ("pts", "shm", "mqueue"):
+        (nodes / name).mkdir()
+
+    def with_volumes(config: dict[str, Any]) -> None:
+        hook_of_another(config, str(settings))
+        for name, destination in volumes.items():
+            source = simulated_host.directory / name if name else nodes
+            config["mounts"].append(
+                {"destination": destination, "type": "bind", "source": str(source), "options": ["rbind"]}
+            )
+            if destination == "/dev":  # in the place of the runtime's own
+                config["mounts"] = [
+                    config["mounts"].pop(),
+                    *(m for m in config["mounts"] if m["destination"] != "/dev"),
+                ]
+        for names in config["process"]["capabilities"].values():
+            names[:] = [name for name in names if name != lost]
+
+    with container(make_bundle(WAITING, GPU_1, edit=with_volumes), environment) as made:
+        with opened(made) as live:
+            assert (read_now(live).devices, repair(live).lost) == ((), ())
+        assert "195:" not in (cgroup_directory(made, "v1") / "devices.list").read_text()
+
+
+VOLUME_NODE = "dev/nvidia1"
+
+
+@pytest.mark.parametrize(
+    ("what", "whole", "after"),
+    [
+        pytest.param(VOLUME_NODE, True, "", id="a directory where a node is mounted"),
+        pytest.param(HOST_LIBRARY.lstrip("/"), True, "", id="a directory where a library is mounted"),
+        pytest.param(VOLUME_NODE, False, "unmounted", id="a node that was mounted for another"),
+        pytest.param(HOST_LIBRARY.lstrip("/"), False, "unmounted", id="a library that was mounted for another"),
+        pytest.param(VOLUME_NODE, False, "another volume", id="a path that is another volume's by now"),
+        pytest.param("", False, "unmounted", id="a node of a file system that is gone"),
+    ],
+)
+def test_volumes_whose_paths_mean_something_else_show_nothing(
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    what: str,
+    whole: bool,
+    after: str,
+) -> None:
+    """A kubelet mounts parts of volumes for the pods that name them; another pod may name these places, and stay."""
+    environment = simulated_host.environment(runtime_environment)
+    work = make_bundle(WAITING).parent / "places"
+    work.mkdir()
+    settings = settings_with(simulated_host, "runc", work / "config.toml", "hook", REFUSING)
+    place, other = work / "volume/one", work / "volume/two"
+    other.parent.mkdir()
+    other.touch()
+    node = place
+    if what:
+        place.touch()
+        libc.mount(str(simulated_host.directory / what), str(place), None, libc.MS_BIND)
+    else:
+        place.mkdir()
+        libc.mount("none", str(place), "tmpfs", 0)
+        node = place / "node"
+        os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(*map(int, simulated_host.number("nvidia1"))))
+    sources = {node.parent if whole else node: "/dev/nvidia1" if not what else "/volume"}
+    if after == "another volume":
+        sources[other] = "/other"
+
+    def with_volumes(config: dict[str, Any]) -> None:
+        hook_of_another(config, str(settings))
+        config["mounts"] += [
+            {"destination": path, "type": "bind", "source": str(source), "options": ["rbind"]}
+            for source, path in sources.items()
+        ]
+        for names in config["process"]["capabilities"].values():
+            names[:] = [name for name in names if name != "CAP_MKNOD"]
+
+    mounted = True
+    try:
+        with container(make_bundle(WAITING, GPU_1, edit=with_volumes), environment) as made:
+            if after:
+                libc.umount2(str(place), libc.MNT_DETACH)
+                mounted = False
+            if after == "another volume":
+                libc.mount(str(other), str(place), None, libc.MS_BIND)
+                mounted = True
+            with opened(made) as live:
+                assert (read_now(live).devices, repair(live).lost) == ((), ())
+            assert "195:" not in (cgroup_directory(made, "v1") / "devices.list").read_text()
+    finally:
+        if mounted:
+            libc.umount2(str(place), libc.MNT_DETACH)

@@ -290,10 +290,13 @@ def test_gpus_of_two_vendors_and_how_they_are_connected(
         assert [(one["name"], one["use"]) for one in used["containers"]] == [(made.name, None)]
         shown = json.loads(ocigpu("topology", "--json", *words(host, made)))
         assert {gpu["label"]: gpu["containers"] for gpu in shown["gpus"]}["amd0"] == [made.name]
-        pairs = {tuple(pair["gpus"]): (pair["pcie"], pair["nvlinks"]) for pair in shown["pairs"]}
-        assert pairs["nvidia0", "nvidia1"] == ("SYS", 4)
-        assert pairs["nvidia0", "amd0"] == ("NODE", 0)
-        assert any("links between its GPUs are not known" in note for note in shown["notes"])
+        pairs = {tuple(pair["gpus"]): (pair["pcie"], pair["links"]) for pair in shown["pairs"]}
+        assert pairs["nvidia0", "nvidia1"] == ("SYS", {"NV": 4})
+        assert pairs["nvidia0", "amd0"] == ("NODE", {})
+        assert pairs["amd0", "amd1"] == ("SYS", {"XGMI": 1})
+        text = ocigpu("topology", *words(host, made))
+        assert re.search(r"^amd0 +NODE +SYS +X +XGMI1 ", text, re.MULTILINE)
+        assert {"NV#   so many NVLinks", "XGMI#  so many links of XGMI"} <= set(text.splitlines())
 
 
 @pytest.mark.root

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from doctor.conftest import Broken, Run
 
-from ocigpu.doctor.redact import REMOVED, Redactor
+from ocigpu.core.errors import UsageError
+from ocigpu.doctor.archive import REMOVED, Redactor, open_new
 
 SECRET = "hunter2SECRETvalue"
 DAEMON = {
@@ -136,6 +137,8 @@ def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: 
         ("ocigpu --password pw --all", f"ocigpu --password {REMOVED} --all"),
         ("the token is abc", f"the token is {REMOVED}"),
         ('"env": ["a=b", "DB_PW=c"]', f'"env": {REMOVED}'),
+        ('"env": ["a=b", "DB_PASSWORD=c"]', f'"env": {REMOVED}'),
+        ('"env": ["a=b", "COOKIE=c"], "x": 1', f'"env": {REMOVED}, "x": 1'),
         ("runc exec --env my_var=abc", f"runc exec --env my_var={REMOVED}"),
         ("Cookie: a=b; c=d", f"Cookie: {REMOVED}"),
         ("https://hooks.example.com/services/T0/B0/abc", f"https://hooks.example.com/{REMOVED}"),
@@ -171,6 +174,17 @@ def test_a_file_that_exists_is_not_replaced(broken: Broken, run: Run, tmp_path: 
         ("otp=123 --otp 123 cred:abc", f"otp={REMOVED} --otp {REMOVED} cred:{REMOVED}"),
         ('[Service]\nEnvironment="my=abc" b=c\nType=notify', f"[Service]\nEnvironment={REMOVED}\nType=notify"),
         ("-e my=abc", f"-e my={REMOVED}"),
+        ("bindpw=abc db_pw: abc", f"bindpw={REMOVED} db_pw: {REMOVED}"),
+        ("rootpw --iscrypted abc", f"rootpw {REMOVED}"),
+        ("password_pbkdf2 root grub.pbkdf2.sha512.1.AB", f"password_pbkdf2 {REMOVED}"),
+        ("hash grub.pbkdf2.sha512.1.AB", f"hash {REMOVED}"),
+        ("ipmitool -H bmc -U admin -P abc sel", f"ipmitool -H bmc -U admin -P {REMOVED} sel"),
+        ("kubeadm join --certificate-key abc", f"kubeadm join --certificate-key {REMOVED}"),
+        ("snmpget --community abc community=abc", f"snmpget --community {REMOVED} community={REMOVED}"),
+        (".dockerconfigjson: abc", f".dockerconfigjson: {REMOVED}"),
+        ("https://example.com/?code=abc&page=1", f"https://example.com/?code={REMOVED}&page=1"),
+        ("https://x.webhook.example.com/webhookb2/abc", f"https://x.webhook.example.com/webhookb2/{REMOVED}"),
+        ("https://api.telegram.org/bot1:abc/send", f"https://api.telegram.org/bot{REMOVED}"),
         ("spinning=1 mapping: 2 pinned=3", "spinning=1 mapping: 2 pinned=3"),
         ("registry.example.com:5000/image@sha256:abc", "registry.example.com:5000/image@sha256:abc"),
         ("ls --preserve /a-path/of-p7", "ls --preserve /a-path/of-p7"),
@@ -189,14 +203,36 @@ def test_the_value_beside_a_name_that_says_it_goes() -> None:
     data = [{"name": "DB_PASSWORD", "value": "abc"}, {"name": "size", "value": "1"}, {"args": ["--user", "me:pw", "x"]}]
     wanted = [{"name": "DB_PASSWORD", "value": REMOVED}, data[1], {"args": ["--user", REMOVED, "x"]}]
     assert Redactor().data(data, "f") == wanted
+    pairs = [{"key": "DB_PASSWORD", "value": "abc"}, {"Name": "token", "Value": "abc"}, {"key": "size", "value": "1"}]
+    assert Redactor().data(pairs, "f") == [
+        {"key": REMOVED, "value": REMOVED},
+        {"Name": "token", "Value": REMOVED},
+        {"key": REMOVED, "value": "1"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["env", "Env", "envs", "default_env", "conmon-env", "env_vars", "containerEnv", "environmentVariables"]
+)
+def test_variables_keep_their_names_however_they_are_written(name: str) -> None:
+    for value, wanted in (
+        (["A=abc"], [f"A={REMOVED}"]),
+        ({"A": "abc"}, {"A": REMOVED}),
+        ([{"name": "A", "value": "abc"}], REMOVED),
+    ):
+        assert Redactor().data({name: value}, "f") == {name: wanted}
+    assert Redactor().data({"environment-vendors": ["a"], "env_host": False}, "f") == {
+        "environment-vendors": ["a"],
+        "env_host": False,
+    }
 
 
 def test_the_word_after_an_option_that_asks_for_a_secret_goes() -> None:
-    args = ["--name", "x", "--api-key", "abc", "--token=def", "-p", "abc", "--pin", "12", "-pabc", "run"]
+    args = ["--name", "x", "--api-key", "abc", "--token=def", "-p", "abc", "--pin", "12", "-pabc", "-P", "abc", "run"]
     assert Redactor().data({"args": args}, "f") == {
         "args": [
             *("--name", "x", "--api-key", REMOVED, f"--token={REMOVED}", "-p", REMOVED),
-            *("--pin", REMOVED, f"-p{REMOVED}", "run"),
+            *("--pin", REMOVED, f"-p{REMOVED}", "-P", REMOVED, "run"),
         ]
     }
 
@@ -216,3 +252,10 @@ def test_keys_decide_whatever_their_values_look_like() -> None:
         "enabled_auth": True,
     }
     assert redactor.removed == ["f.a.clientSecret", "f.list.Password"]
+
+
+@pytest.mark.parametrize(("name", "hint"), [(".", "name a file that does not exist"), ("none/a", "that you may write")])
+def test_a_file_that_cannot_be_made_has_a_hint_of_its_cause(tmp_path: Path, name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught, open_new(str(tmp_path / name), "--archive"):
+        pass
+    assert hint in caught.value.hint

@@ -12,11 +12,10 @@ from support.process import run
 from support.product import python_of_nobody
 
 from ocigpu.cdi.versions import newest_version
-from ocigpu.doctor import table
-from ocigpu.doctor.findings import SEVERITIES, Finding
+from ocigpu.doctor import findings
+from ocigpu.doctor.findings import CHECKS, EVERY, SEVERITIES, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import exit_status, run_checks
-from ocigpu.doctor.table import CHECKS, TENANTS
 
 DOCS = Path(__file__).parents[2] / "docs/DOCTOR.md"
 
@@ -178,21 +177,58 @@ def test_nothing_below_the_root_is_changed(broken: Broken) -> None:
 
 def test_every_sentence_of_the_table_is_one_that_a_check_says() -> None:
     texts = [
-        text
-        for check in (*CHECKS, *TENANTS)
-        for entry in check.says.values()
-        for text in (entry["text"], *entry.get("fixes", ()))
+        text for check in EVERY for entry in check.says.values() for text in (entry["text"], *entry.get("fixes", ()))
     ]
     places = {place for text in texts for _, place, *_ in Formatter().parse(text) if place is not None}
     assert all(place.isidentifier() for place in places)
-    sources = "".join(path.read_text() for path in Path(table.__file__).parent.glob("*.py"))
+    sources = "".join(path.read_text() for path in Path(findings.__file__).parent.glob("*.py"))
     used = {name.partition("{")[0] for name in re.findall(r'say\w*\(\s*(?:host, )?f?"([^"]+)"', sources)}
-    said = {f"{check.name}.{name}" for check in (*CHECKS, *TENANTS) for name in check.says}
+    said = {f"{check.name}.{name}" for check in EVERY for name in check.says}
     assert not [name for name in said if name not in used and f"{name.partition('.')[0]}." not in used]
     assert not [name for name in used if not name.endswith(".") and name not in said]
 
 
 def test_a_name_of_several_lines_is_never_several_commands() -> None:
-    found = table.say("cdi-duplicate.one-directory", number=1, name="a", remove=("rm 'x\nreboot'", "rm y"))
+    found = findings.say("cdi-duplicate.one-directory", number=1, name="a", remove=("rm 'x\nreboot'", "rm y"))
     assert found.fixes == ("rm 'x\nreboot'", "rm y")
-    assert table.say("container-lost-gpu.lost", name="a", repair="ocigpu repair 'a\nb'").fixes[0].endswith("'a\nb'")
+    assert findings.say("container-lost-gpu.lost", name="a", repair="ocigpu repair 'a\nb'").fixes[0].endswith("'a\nb'")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "fixes"),
+    [
+        ("[simulation]\ngpus = 8\n", 0o644, ["# keys of [simulation]: root", "ocigpu config check {path}"]),
+        ('mdoe = "hook"\n', 0o644, ["# did you mean mode?", "ocigpu config check {path}"]),
+        ('mode = "cuda"\n', 0o644, ["ocigpu config check {path}"]),
+        (
+            "mode = hook\n",
+            0o644,
+            ["ocigpu config check {path}", "# correct the file, or do without: mv {path} {path}.bad"],
+        ),
+        (None, 0, ["# See what names this file: --config, or OCIGPU_CONFIG in the environment."]),
+    ],
+)
+def test_settings_that_cannot_be_used_are_mended_by_what_is_wrong(
+    tmp_path: Path, text: str | None, mode: int, fixes: list[str]
+) -> None:
+    path = tmp_path / "config.toml"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    (found,) = run_checks(Host(config=str(path)), ("settings-unusable",))
+    assert [seen.wanted for seen in found.evidence] == ["usable settings"]
+    assert list(found.fixes) == [fix.format(path=path) for fix in fixes]
+
+
+def test_no_ldconfig_is_no_error_and_none_is_needed_where_caches_are_merged(broken: Broken) -> None:
+    """A hook without an ldconfig leaves a note, and loaders look in their own directories all the same."""
+    root = broken("no-ldconfig")
+    (found,) = run_checks(Host(str(root)), ("ldconfig-missing",))
+    assert found.severity == "warning"
+    (fix,) = [fix for fix in found.fixes if "loader-cache" in fix]
+    where, line = fix.removeprefix("# or do without, in ").split(": ")
+    assert where == "/etc/ocigpu/config.toml"
+    (root / "etc/ocigpu").mkdir(exist_ok=True)
+    (root / "etc/ocigpu/config.toml").write_text(f"{line}\n")
+    (found,) = run_checks(Host(str(root)), ("ldconfig-missing",))
+    assert found.severity == "ok"

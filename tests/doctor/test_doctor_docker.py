@@ -14,10 +14,13 @@ from support.product import RUNTIME, SimulatedHost, install_vendor_names
 from support.runtimes import view_of
 
 from ocigpu.doctor.docker import check_context
+from ocigpu.doctor.engines import configure
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.live import SECONDS
 from ocigpu.doctor.report import run_checks
+from ocigpu.engines.places import DOCKER, Daemon
+from ocigpu.engines.status import EngineStatus
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +141,16 @@ def test_a_dockerd_that_does_not_answer_is_not_checked(
         found = by_name()["docker-not-restarted"]
     assert found.severity == "not-checked"
     assert (f"within {SECONDS:g} s" if listens else "refused") in found.text
+
+
+@pytest.mark.parametrize(
+    ("configs", "more"),
+    [([""], ""), (["", ""], ""), (["", "/opt/other.json"], f" --engine-config {DOCKER}")],
+    ids=["one", "two of one file", "two"],
+)
+def test_where_several_dockerds_run_the_fix_says_which(configs: list[str], more: str) -> None:
+    """Without a file "ocigpu engine configure" refuses to choose."""
+    host = Host()
+    vars(host)["daemons"] = [Daemon("docker", number, config) for number, config in enumerate(configs)]
+    status = EngineStatus("docker", "", installed=True, running=True, target=DOCKER)
+    assert configure(host, status)[0] == f"ocigpu engine configure docker{more}"

@@ -8,8 +8,7 @@ import pytest
 from doctor.conftest import Broken, Run, bad, examine
 
 from ocigpu.cdi.document import read_document
-from ocigpu.doctor.findings import SEVERITIES, Finding
-from ocigpu.doctor.table import CHECKS
+from ocigpu.doctor.findings import CHECKS, SEVERITIES, Finding
 from ocigpu.sim.fault_names import FAULT_NAMES
 from ocigpu.sim.faults import SPEC
 

@@ -14,10 +14,9 @@ from doctor.conftest import Broken, Run, bad, examine
 from support.product import PROGRAMS
 
 from ocigpu.cdi.document import read_document
-from ocigpu.doctor.findings import Evidence, Finding
+from ocigpu.doctor.findings import CHECKS, Evidence, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks
-from ocigpu.doctor.table import CHECKS
 from ocigpu.sim.faults import SPEC
 
 pytestmark = pytest.mark.root

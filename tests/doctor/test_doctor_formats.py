@@ -17,9 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.product import PROGRAMS
 
 from ocigpu.doctor import formats
-from ocigpu.doctor.findings import Evidence, Finding
+from ocigpu.doctor.findings import CHECKS, Evidence, Finding
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.table import CHECKS
 
 SECRET = "hunter2SECRETvalue"
 VOID = {"meta", "br", "link", "img"}
@@ -36,6 +35,13 @@ def test_the_first_three_lines_say_what_works_and_the_last_how_much_there_is(bro
     assert lines[4].startswith("1. ERROR uvm-missing: ")
     assert lines[5].startswith("    because  ")
     assert re.search(r": 1 error, 2 warnings, [0-9]+ not checked, [0-9]+ ok \(--all shows all\)$", lines[-1])
+
+
+def test_one_gpu_is_not_several(tmp_path: Path, run: Run) -> None:
+    run("sim", "create", tmp_path / "host", "--gpus", "1", "--model", "l4")
+    _, out, _ = run("doctor", "--root", tmp_path / "host")
+    assert out.startswith("GPUs     yes: the GPU answers  (SIMULATED: none is real)\n")
+    assert "this is a SIMULATED host with l4 x 1: no GPU of it exists" in out
 
 
 def test_a_system_that_is_ready_is_told_so(broken: Broken, run: Run) -> None:

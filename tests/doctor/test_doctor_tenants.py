@@ -14,12 +14,21 @@ from support.product import REPOSITORY
 
 from ocigpu.cli.main import main
 from ocigpu.doctor import tenants
-from ocigpu.doctor.findings import Finding
-from ocigpu.doctor.table import TENANTS
-from ocigpu.doctor.tenant_facts import KATA_CONFIGS, KUBELET, TenantFacts, TenantFunction, Version
+from ocigpu.doctor.files import RootFiles
+from ocigpu.doctor.findings import TENANTS, Finding
+from ocigpu.doctor.tenant_facts import (
+    KATA_CONFIGS,
+    KUBELET,
+    TenantFacts,
+    TenantFunction,
+    Version,
+    read_tenant_facts,
+)
 from ocigpu.engines.wanted import KATA_CONFIG, KATA_ENTRY
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
+from ocigpu.gpus.firmware import FirmwareBaseline, approve, write_baseline
 from ocigpu.sim.create import create_host
+from ocigpu.sim.fabric import SimulatedManager
 
 GIB = 1 << 30
 CONFIG: dict[str, Any] = {
@@ -61,11 +70,11 @@ GOOD = TenantFacts(
     KATA_CONFIGS[0],
     CONFIG,
     {HANDLER: "/etc/containerd/config.toml"},
-    ("/etc/ocigpu/firmware.json",),
+    (("/etc/ocigpu/firmware.json", "Ada", ""),),
     (("vsock:42:6666", "1"),),
 )
 JUDGES: list[Callable[[TenantFacts], list[Finding]]] = [
-    getattr(tenants, check.run.partition(".")[2].replace("check_", "judge_")) for check in TENANTS
+    getattr(tenants, check.run.partition(".")[2]) for check in TENANTS
 ]
 
 
@@ -123,13 +132,16 @@ def test_nothing_is_wrong_with_a_host_that_is_right() -> None:
             "error: 0000:01:00.1 (in the group 1 of one) has mlx5_core, not vfio-pci",
         ),
         ({"fabric_modes": (("vsock:42:6666", "0"),)}, "error: Fabric Manager (vsock:42:6666) has mode 0: tenants are"),
-        ({"fabric_modes": ()}, "warning: 4 NVSwitches, and nobody says which mode"),
-        ({"fabric_modes": (("tcp:1", "no answer"),)}, "their Fabric Manager has: tcp:1: no answer"),
-        ({"functions": (gpu(1, resets=None),)}, "error: 0000:01:00.0: the kernel knows no way to reset it"),
+        ({"fabric_modes": ()}, "warning: 4 NVSwitches, and the mode of"),
+        ({"fabric_modes": (("tcp:1", "no answer"),)}, "their Fabric Manager is unknown: tcp:1: no answer"),
         ({"functions": (gpu(1, resets=()),)}, "error: 0000:01:00.0: the kernel knows no way to reset it"),
         ({"functions": (gpu(1, resets=("pm",)),)}, "error: 0000:01:00.0: only pm, which is no reset between tenants"),
         ({"functions": (gpu(1, resets=("flr",)),)}, "note: 0000:01:00.0: flr only, no reset of the bus"),
         ({"baselines": ()}, "warning: there is no firmware baseline below /etc/ocigpu"),
+        (
+            {"baselines": (("/etc/ocigpu/firmware.json", "", "firmware baseline: it is a proposal"),)},
+            "warning: no firmware baseline can be used: firmware baseline: it is a proposal",
+        ),
         ({"handlers": {"kata": "x"}}, f"error: containerd's configuration has no runtime {HANDLER}"),
         ({"kata_config": None}, "error: Kata has no configuration for machines with GPUs"),
         ({"kata_config": changed("hypervisor.qemu.pcie_root_port", 4)}, "error: pcie_root_port is 4, not 8: each GPU"),
@@ -217,10 +229,41 @@ def test_a_simulated_host_is_examined(host: Path, capfd: pytest.CaptureFixture[s
     ):  # fmt: skip
         assert words in out, words
     assert "tenants-runtime" not in out
-    assert "tenants-baseline" not in out
+    assert "not a baseline" in out
+    baseline = FirmwareBaseline({}, {})
+    write_baseline(str(host / "etc/ocigpu/firmware.json"), baseline)
+    assert "is a proposal: nobody has signed it off" in doctor(host, capfd)[1]
+    write_baseline(str(host / "etc/ocigpu/firmware-2.json"), approve(baseline, "Ada"))
+    assert "tenants-baseline" not in doctor(host, capfd)[1]
     (host / KUBELET[1:]).write_text("[")
     status, out = doctor(host, capfd, "--all")
     assert "not checked" in out
+
+
+def test_the_manager_is_asked_where_it_is(
+    fabric_host: Path, manager: SimulatedManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the library of a simulated host, and by the address of its service, as every other command."""
+    sys, files = str(fabric_host / "sys"), RootFiles()
+
+    def modes(address: str) -> tuple[tuple[str, str], ...]:
+        monkeypatch.setenv("OCIGPU_FABRIC", address)
+        return read_tenant_facts(files, sys, str(fabric_host)).fabric_modes
+
+    assert modes("127.0.0.1:6666")[-1] == ("127.0.0.1:6666", "1")
+    manager.say("mode 0")
+    assert modes("127.0.0.1:6666")[-1] == ("127.0.0.1:6666", "0")
+    service = f"grpc:unix:{fabric_host}/none.sock"
+    ((where, why),) = modes(service)[-1:]
+    assert (where, "list partitions: " + service in why) == (service, True)
+
+
+def test_a_host_without_a_driver_by_design_has_no_error_for_it(host: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--root", str(host), "--json"])
+    found = {one["name"]: one for one in json.loads(capfd.readouterr().out)["findings"]}
+    assert [name for name, one in found.items() if one["severity"] in ("error", "warning")] == ["simulated-host"]
+    assert "virtual machines" in found["no-driver"]["text"]
+    assert "virtual machine's" in found["fabric-manager"]["text"]
 
 
 def test_the_command_lists_its_checks_and_refuses_what_it_has_not(
@@ -262,8 +305,9 @@ def test_containerd_gets_katas_entry_beside_ours(work_directory: Path, capfd: py
     assert 'runtime_path = "/opt/kata/bin/containerd-shim-kata-v2"' in text
     assert f'ConfigPath = "{KATA_CONFIG}"' in text
     assert "pod_annotations" not in text
-    assert main([*words, "--kata"]) == 0
-    assert config.read_text() == text
+    for again in ([*words, "--kata"], words):  # it stays until everything is removed
+        assert main(again) == 0
+        assert config.read_text() == text
     assert main(["engine", "remove", "containerd", "--root", str(work_directory), "--yes"]) == 0
     assert config.read_text() == before
     assert main(["engine", "configure", "docker", "--kata", "--root", str(work_directory)]) == 2

@@ -57,7 +57,7 @@ class Machine(NamedTuple):
         docker = self.docker("images", "--format={{.Repository}}").stdout.replace(IMAGE.partition(":")[0], "")
         docker += self.docker("ps", "--all", "--quiet").stdout
         namespaces = self.containerd("namespaces", "ls", "--quiet").stdout
-        directories = [path.name for path in Path("/tmp").glob(f"{NAME}-*")]
+        directories = [path.name for path in Path(self.environment["TMPDIR"]).glob(f"{NAME}-*")]
         cgroups = host_machine.cgroups_named(NAME)
         own = NAME if NAME in namespaces else ""
         return f"{docker}{podman}{own}{''.join(cgroups)}".strip() or "".join(directories)
@@ -90,7 +90,9 @@ def machine(session_directory: Path, image: Path, enter: tuple[str, ...]) -> Ite
         "HOME": "/root",
         "DOCKER_HOST": f"unix://{directories[1]}/docker.sock",
         "CONTAINERD_SNAPSHOTTER": "overlayfs",
+        "TMPDIR": str(session_directory / "all-temporary"),  # in /tmp are those of who tests beside us
     }
+    os.mkdir(environment["TMPDIR"])
     originals: dict[Path, bytes] = {}
     said: list[str] = []
 
@@ -240,6 +242,9 @@ def test_one_command_takes_it_all_back(machine: Machine) -> None:
     machine.ocigpu("engine", "remove", "--yes")
     done = machine.ocigpu("engine", "test", check=False)
     assert (done.returncode, "OCIGPU-ENG-5: no engine here is configured" in done.stderr) == (1, True)
+    done = machine.ocigpu("engine", "test", "docker", check=False)
+    assert (done.returncode, done.stderr.splitlines()[1:]) == (1, ["hint: ocigpu engine configure docker"])
+    assert "docker run --gpus is not tried: it has no hook" in done.stderr
     assert {file: file.read_bytes() for file in machine.originals} == machine.originals
     done = machine.ocigpu("engine", "test", "podman", "--json")
     (row,) = json.loads(done.stdout)["results"]

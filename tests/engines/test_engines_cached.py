@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from support.product import REPOSITORY, RUNTIME, make_simulated_host
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 WORKERS = 16
+"""Six in make test."""
 OWN_RUN = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o mode=755 tmpfs /run && exec "$@"', "sh")
 LOW_LEVEL = """#!/bin/sh
 # stands for runc: shows what it was given, and what the hook would read
@@ -124,7 +126,9 @@ def change_host(host: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
-def test_a_start_after_a_change_never_gets_what_was_before(work_directory: Path, mode: str) -> None:
+def test_a_start_after_a_change_never_gets_what_was_before(
+    work_directory: Path, mode: str, times: Callable[[int], int]
+) -> None:
     requirements.require(requirements.root(), requirements.programs("gcc", "unshare"))
     starts = Starts(work_directory, mode)
     wait_for("facts that are kept", starts.has_answers)
@@ -132,7 +136,8 @@ def test_a_start_after_a_change_never_gets_what_was_before(work_directory: Path,
     assert old
     assert {number for number in old.numbers if number[0] == 510} == {(510, 0), (510, 1)}
     changed = threading.Event()
-    begun = threading.Barrier(WORKERS + 1, timeout=60)
+    workers = min(WORKERS, times(60))
+    begun = threading.Barrier(workers + 1, timeout=250)
 
     def keep_starting(_: int) -> list[tuple[bool, Seen | None]]:
         found = [(False, starts.start())]
@@ -140,12 +145,12 @@ def test_a_start_after_a_change_never_gets_what_was_before(work_directory: Path,
         for _ in range(3):
             after = changed.is_set()
             found.append((after, starts.start()))
-        assert changed.wait(60)
+        assert changed.wait(250)
         found.append((True, starts.start()))
         return found
 
-    with ThreadPoolExecutor(WORKERS) as pool:
-        running = [pool.submit(keep_starting, number) for number in range(WORKERS)]
+    with ThreadPoolExecutor(workers) as pool:
+        running = [pool.submit(keep_starting, number) for number in range(workers)]
         begun.wait()
         change_host(starts.host)
         changed.set()

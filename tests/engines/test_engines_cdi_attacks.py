@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -98,7 +99,11 @@ def test_hooks_of_two_specifications_both_count(
 
 @RUNTIMES
 def test_a_container_that_exchanges_names_on_a_shared_volume_gets_nothing_of_the_host(
-    make_bundle: MakeBundle, runtime_environment: dict[str, str], work_directory: Path, low_level: str
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    work_directory: Path,
+    low_level: str,
+    share: Callable[..., list[int]],
 ) -> None:
     """/etc and the library directory are on the volume; each is exchanged with a link that leads out of the root."""
     marker = work_directory / "marker"
@@ -134,7 +139,7 @@ def test_a_container_that_exchanges_names_on_a_shared_volume_gets_nothing_of_the
     if neighbour == 0:
         exchange(pairs)
     try:
-        results = [start(bundle, low_level, runtime_environment) for _ in range(25)]
+        results = [start(bundle, low_level, runtime_environment) for _ in share(range(25), 3, 0)]
     finally:
         os.kill(neighbour, signal.SIGKILL)
         os.waitpid(neighbour, 0)

@@ -95,6 +95,10 @@ def settings_of(host: Host, runtime: str, specs: Path | None) -> dict[str, str]:
     return {**environment, "OCIGPU_CONFIG": str(path)}
 
 
+_WITHOUT: dict[tuple[str, str, Path, Path], Seen] = {}
+"""What containers without GPUs have: by way, runtime, image and host."""
+
+
 class Ways(NamedTuple):
     """Starts containers of one image on one host with one low-level runtime."""
 
@@ -105,14 +109,20 @@ class Ways(NamedTuple):
 
     def by_hook(self, names: str) -> Seen:
         """By the shim's hook mode."""
-        return beyond(self._by_shim(names, None), self._by_shim("", None))
+        return beyond(self._by_shim(names, None), self._without_gpus("shim"))
 
     def by_cdi(self, names: str, specs: Path | None = None) -> Seen:
         """By the shim's mode cdi."""
-        return beyond(self._by_shim(names, specs or self.host.cdi), self._by_shim("", None))
+        return beyond(self._by_shim(names, specs or self.host.cdi), self._without_gpus("shim"))
 
     def by_podman(self, names: str) -> Seen:
-        return beyond(self._by_podman(names), self._by_podman(""))
+        return beyond(self._by_podman(names), self._without_gpus("podman"))
+
+    def _without_gpus(self, way: str) -> Seen:
+        key = (way, self.runtime, self.image, self.host.cdi)
+        if key not in _WITHOUT:
+            _WITHOUT[key] = self._by_shim("", None) if way == "shim" else self._by_podman("")
+        return _WITHOUT[key]
 
     def _by_shim(self, names: str, specs: Path | None) -> Seen:
         variables = {"NVIDIA_VISIBLE_DEVICES": names, "NVIDIA_DRIVER_CAPABILITIES": "all"} if names else {}

@@ -255,6 +255,19 @@ def test_compatibility_libraries_come_by_the_hook(starts: Starts, low_level: str
     assert_has_gpu_2(started, starts.host)
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["of all users", "of root"])
+def test_a_directory_that_every_user_can_exchange_is_the_hooks(starts: Starts, shared: bool) -> None:
+    """The runtime would mount /tmp/nvidia-mps by name, writable, whatever it is by then."""
+    place = starts.host.directory / "tmp"
+    mode = "1777" if shared else "755"
+    before = f"mount -t tmpfs -o mode={mode} none {place} && mkdir {place}/nvidia-mps && "
+    started = starts.start(starts.make(probe(["stat", "/tmp/nvidia-mps"]), GPU_2), before=before)
+    assert started.result.returncode == 0, explain(started.result)
+    assert answers(started.result.stdout)["stat", "/tmp/nvidia-mps"].startswith("d ")
+    assert started.hooked == shared
+    assert (f"every user can put a link in the place of {place}/nvidia-mps" in started.log) == shared
+
+
 @RUNTIMES
 @pytest.mark.parametrize("destination", ["/etc", "/usr/local/bin/../../share/../../etc", "//etc/"])
 def test_a_volume_over_a_place_of_ours_is_the_hooks(

@@ -15,7 +15,7 @@ from support.process import Completed, explain, run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost
 from support.runtimes import container_id, run_container, set_cgroup
 
-from ocigpu.cli.timeline import Start, find_outcome, find_phases, read_starts
+from ocigpu.cli.trace import Start, find_outcome, find_phases, read_starts
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -133,7 +133,12 @@ def test_hook_mode_has_every_step_of_shim_and_hook(traced: Traced, early: bool) 
     steps = [(step.action, step.path) for step in start.steps if step.process == "worker"]
     assert steps[0][0] == "enter"
     assert steps[-1][0] == "commit"
-    assert [step for step in steps[1:-1] if step[0] != "start-ldconfig"] == planned(traced, environment)
+    ready, run_ldconfig, ended = (steps.index((f"{word}ldconfig", "")) for word in ("start-", "", "finish-"))
+    assert sorted(steps[ready + 1 : ended] + steps[ended + 1 : -1]) == sorted(planned(traced, environment))
+    # what ldconfig reads is there before it runs, and the rest is made while it does
+    assert {".so" in path or path.endswith(".conf") for _, path in steps[ready + 1 : run_ldconfig]} == {True}
+    assert not [path for _, path in steps[run_ldconfig:ended] if ".so" in path]
+    assert ("node", "/dev/nvidia0") in steps[run_ldconfig:ended]
     assert all(step.reason and step.detail for step in start.steps if step.action in ("node", "bind", "link"))
     assert {step.result for step in start.steps if step.process == "worker"} == {"ok"}
     assert [phase.name for phase in find_phases(start)] == ["shim", "runtime", "hook"]

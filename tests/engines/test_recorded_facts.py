@@ -47,6 +47,7 @@ class Seen(NamedTuple):
 
     status: int
     errors: str
+    environment: list[str]
     nodes: dict[str, str]
     opens: dict[str, str]
     mounts: dict[str, str]
@@ -65,6 +66,7 @@ done
 find /proc/driver/nvidia -mindepth 1 2>/dev/null | sort | sed 's/^/proc /'
 grep ModifyDeviceFiles /proc/driver/nvidia/params | sed 's/^/params /'
 sed 's/^/mount /' /proc/self/mountinfo
+env | sed 's/^/env /'
 """
 
 
@@ -76,9 +78,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     remove_host(str(directory))
 
 
-def see(host: Path, bundle: Path, case: str) -> Seen:
-    visible, capabilities = REQUESTS[case]
-    variables = {"NVIDIA_VISIBLE_DEVICES": visible, "NVIDIA_DRIVER_CAPABILITIES": capabilities}
+def see(settings: Path, bundle: Path, case: str, variables: dict[str, str]) -> Seen:
     make_bundle(str(bundle), SCRIPT, variables, ("/bin/ls",))  # of a program with glibc: the image has a loader
     rootfs = bundle / "rootfs"
     if case.startswith("debian"):
@@ -88,12 +88,13 @@ def see(host: Path, bundle: Path, case: str) -> Seen:
     before = {path for path in rootfs.rglob("*") if path.is_symlink()}
     name = f"{container_id()}-{case.replace(',', '-')}"
     shim = [str(REPOSITORY / ".venv/bin/ocigpu-runtime"), "--root", str(bundle / "state")]
-    env = {**os.environ, "OCIGPU_CONFIG": str(host / "config.toml")}
+    env = {**os.environ, "OCIGPU_CONFIG": str(settings)}
     done = subprocess.run(
         [*shim, "run", "--bundle", str(bundle), name], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     nodes, opens, mounts = {}, {}, {}
     proc: list[str] = []
+    environment: list[str] = []
     params = ""
     for line in done.stdout.splitlines():
         kind, _, rest = line.partition(" ")
@@ -107,6 +108,8 @@ def see(host: Path, bundle: Path, case: str) -> Seen:
             proc.append(rest)
         elif kind == "params":
             params = rest
+        elif kind == "env":
+            environment.append(rest)
         elif kind == "mount":
             words = rest.split()
             mounts[words[4]] = words[5]
@@ -130,6 +133,7 @@ def see(host: Path, bundle: Path, case: str) -> Seen:
     return Seen(
         done.returncode,
         done.stderr,
+        sorted(environment),
         nodes,
         opens,
         mounts,
@@ -144,7 +148,9 @@ def see(host: Path, bundle: Path, case: str) -> Seen:
 @pytest.mark.parametrize("case", REQUESTS)
 def test_hook_mode_gives_what_was_recorded(host: Path, tmp_path: Path, case: str) -> None:
     recorded = RECORDED[case]
-    seen = see(host, tmp_path / "bundle", case)
+    visible, capabilities = REQUESTS[case]
+    variables = {"NVIDIA_VISIBLE_DEVICES": visible, "NVIDIA_DRIVER_CAPABILITIES": capabilities}
+    seen = see(host / "config.toml", tmp_path / "bundle", case, variables)
     if not recorded["starts"]:
         assert seen.status != 0
         assert "OCIGPU-DEV-1" in seen.errors

@@ -23,15 +23,10 @@ SINGLES = [(gpu,) for gpu in range(1, 9)]
     [
         (abi.ConnectParams1, 268, 0x0100010C, {"addressInfo": 4, "timeoutMs": 260, "isUnix": 264}),
         (abi.ConnectParams2, 272, 0x02000110, {"isUnix": 264, "addressType": 268}),
-        (abi.PciDevice, 16, 0, {"bus": 4, "device": 8, "function": 12}),
-        (abi.GpuInfo, 128, 0, {"uuid": 4, "pciBusId": 84, "numNvLinksAvailable": 116, "maxNumNvLinks": 120}),
+        (abi.GpuInfo, 128, 0, {"uuid": 4, "pciBusId": 84, "numNvLinksAvailable": 116, "nvlinkLineRateMBps": 124}),
         (abi.PartitionInfo, 2060, 0, {"isActive": 4, "numGpus": 8, "gpuInfo": 12}),
         (abi.PartitionList, 131852, 0x0102030C, {"numPartitions": 4, "maxNumPartitions": 8, "partitionInfo": 12}),
         (abi.ActivatedList, 264, 0x01000108, {"numPartitions": 4, "partitionIds": 8}),
-        (abi.FailedDevice, 372, 0, {"pciBusId": 80, "numPorts": 112, "portNum": 116}),
-        (abi.FailedDevices, 10428, 0x010028BC, {"numGpus": 4, "gpuInfo": 12, "switchInfo": 5964}),
-        (abi.UnsupportedInfo, 72, 0, {"numGpus": 4, "gpuPhysicalIds": 8}),
-        (abi.UnsupportedList, 4616, 0x01001208, {"numPartitions": 4, "partitionInfo": 8}),
     ],
 )
 def test_layouts_are_those_of_the_headers(
@@ -108,6 +103,16 @@ def test_links_that_cannot_be_trained(fabric: LibnvfmFabric, manager: SimulatedM
     with pytest.raises(FabricError, match=r"refused \(libnvfm -27\)"):
         fabric.activate([1, 3])
     assert manager.active() == []
+
+
+def test_partitions_of_virtual_functions_are_listed_and_not_activated(
+    fabric: LibnvfmFabric, manager: SimulatedManager
+) -> None:
+    manager.say("mode 2")
+    assert fabric.list_partitions() == board_partitions("hopper")
+    with pytest.raises(FabricError, match=r"activate GPUs 1,3: .*not supported in the manager's mode") as error:
+        fabric.activate([1, 3])
+    assert (error.value.code, manager.active()) == ("OCIGPU-FAB-3", [])
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Choice of partitions, plans and audits: values in, values out."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fabric import with_active
 
 from ocigpu.gpus.nvidia.fabric.partitions import (
     FabricError,
@@ -19,7 +21,6 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
     find_partition,
     must_find,
     plan_steps,
-    with_active,
 )
 
 HOPPER = board_partitions("hopper")
@@ -86,11 +87,11 @@ def test_sets_are_found_by_their_gpus_whatever_their_number_is() -> None:
         assert (four.physical_ids, four.links) == ((1, 2, 3, 4), 72)
     assert find_partition(HOPPER, {1, 2}) is None
     with pytest.raises(
-        FabricError, match="GPUs 1,2: no partition of this board: of that size it has 1,3, 2,4"
+        FabricError, match="GPUs 1,2: no partition of this board: of that size it has 1,3; 2,4; 5,7; 6,8"
     ) as error:
         must_find(HOPPER, {1, 2})
     assert error.value.code == "OCIGPU-FAB-4"
-    with pytest.raises(FabricError, match="its sizes are 1,2,4,8"):
+    with pytest.raises(FabricError, match="its sizes are 1, 2, 4, 8"):
         must_find(HOPPER, {1, 2, 3})
 
 
@@ -147,6 +148,10 @@ def test_an_audit_names_what_differs() -> None:
         ("overlapping", (1, 3)),
     ]
     assert audit_partitions(HOPPER, []) == ()
+    (lacking,) = (one for one in HOPPER if one.physical_ids == (2, 4))
+    weak = [*(one for one in HOPPER if one != lacking), replace(lacking, nvlinks=((18, 18), (13, 18)))]
+    (only,) = audit_partitions(weak, [])
+    assert (only.problem, only.physical_ids, only.text) == ("degraded", (4,), "13 of 18 NVLinks")
 
 
 @pytest.mark.parametrize(

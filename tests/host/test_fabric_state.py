@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fabric import with_active
 
 from ocigpu.gpus.nvidia.fabric import state as state_module
 from ocigpu.gpus.nvidia.fabric.libnvfm import LibnvfmFabric
-from ocigpu.gpus.nvidia.fabric.partitions import FabricError, Partition, board_partitions, with_active
+from ocigpu.gpus.nvidia.fabric.partitions import FabricError, Partition, board_partitions
 from ocigpu.gpus.nvidia.fabric.state import (
     FabricState,
     FabricStore,
@@ -110,6 +111,31 @@ def test_a_set_is_remembered_until_it_is_deactivated(store: FabricStore) -> None
     fabric.deactivate([1, 3])
     fabric.deactivate([1, 3])
     assert (sets(store), manager.active) == ([], [])
+
+
+def test_nothing_is_activated_below_a_machine_whose_partition_was_lost(store: FabricStore) -> None:
+    manager = FakeManager()
+    fabric = kept(manager, store)
+    fabric.activate(PAIR, "team-a")
+    manager.lose()
+    for ids in (PAIR, [1], [1, 2, 3, 4]):  # the manager sees no conflict
+        with pytest.raises(FabricError, match="GPUs 1,3 of team-a: its partition was found inactive") as error:
+            fabric.activate(ids, "team-b")
+        assert (error.value.code, error.value.hint) == (
+            "OCIGPU-FAB-5", "Deactivate 1,3 first, when nothing runs on it."
+        )  # fmt: skip
+    assert manager.active == []
+    fabric.deactivate(PAIR)
+    fabric.activate([1, 2, 3, 4], "team-b")
+
+
+def test_a_lease_that_came_since_somebody_looked_is_not_deactivated(store: FabricStore) -> None:
+    manager = FakeManager()
+    fabric = kept(manager, store)
+    fabric.activate(PAIR, "team-a")
+    with pytest.raises(FabricError, match="deactivate GPUs 1,3: held by team-a"):
+        fabric.deactivate(PAIR, force=False)
+    assert manager.active == [PAIR]
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.driverless import GPUS, make_driverless
 
+from ocigpu.cli import firmware as firmware_command
 from ocigpu.cli.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.firmware import (
@@ -21,6 +22,7 @@ from ocigpu.gpus.firmware import (
     read_baseline,
     write_baseline,
 )
+from ocigpu.gpus.redfish import NodeFirmware
 from ocigpu.sim.redfish import RedfishService
 
 VERSIONS = {"VBIOS": "96.00.BC.00.01", "InfoROM": "G520.0200.00.05"}
@@ -63,7 +65,15 @@ DEVIATIONS = {
         ["GPU_SXM_3 row-remapping-failed: True: the memory needs repair"],
     ),
     "critical": (
-        replace(GPU, health={"status": "Critical"}), ["GPU_SXM_3 status: Critical: not healthy (accepted: OK)"],
+        replace(GPU, health={**HEALTH, "status": "Critical"}),
+        ["GPU_SXM_3 status: Critical: not healthy (accepted: OK)"],
+    ),
+    "health that is not told any more": (
+        replace(GPU, health={"status": "OK"}),
+        [
+            "GPU_SXM_3 row-remapping-failed: nothing: it does not tell any more",
+            "GPU_SXM_3 uncorrectable-ecc-errors: nothing: it does not tell any more",
+        ],
     ),
 }  # fmt: skip
 
@@ -122,10 +132,15 @@ def test_a_baseline_counts_once_it_is_signed_off_and_until_it_is_changed(tmp_pat
     assert raised.value.code == "OCIGPU-FW-4"
     write_baseline(path, approve(read_baseline(path, proposal=True), "Ada Lovelace", 0))
     assert read_baseline(path) == FirmwareBaseline(
-        BASELINE.models, BASELINE.limits, "Ada Lovelace", "1970-01-01T00:00:00Z"
+        BASELINE.models, BASELINE.limits, "Ada Lovelace", "1970-01-01T00:00:00Z", {GPU.key: tuple(sorted(HEALTH))}
     )
     text = Path(path).read_text()
-    for old, new in (("96.00.BC.00.01", "96.00.BC.00.66"), ("Ada Lovelace", "Eve"), ('": 8', '": 800')):
+    for old, new in (
+        ("96.00.BC.00.01", "96.00.BC.00.66"),
+        ("Ada Lovelace", "Eve"),
+        ('": 8', '": 800'),
+        ("status", "inforom-corrupted"),
+    ):
         Path(path).write_text(text.replace(old, new))
         with pytest.raises(HostError, match="was changed after"):
             read_baseline(path)
@@ -136,8 +151,9 @@ def test_a_baseline_counts_once_it_is_signed_off_and_until_it_is_changed(tmp_pat
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", "7", '{"format": 2}', "[" * 100_000, '{"format": 1, "models": {"a": {"b": []}}, "limits": {}}',
+     '{"format": 1, "models": {}, "limits": {}, "health": {"a": ["x"]}, "approved": {"by": "", "at": "", "digest": 1}}',
      '{"format": 1, "models": {}, "limits": {"x": 1}, "approved": {"by": "", "at": "", "digest": ""}}'],
-    ids=["empty", "list", "object", "number", "newer", "deep", "no values", "unknown limit"],
+    ids=["empty", "list", "object", "number", "newer", "deep", "no values", "unknown health", "unknown limit"],
 )  # fmt: skip
 def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "base.json").write_text(text)
@@ -146,9 +162,29 @@ def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> Non
     assert raised.value.code == "OCIGPU-FW-4"
 
 
+def test_a_baseline_of_before_is_signed_off_still(tmp_path: Path) -> None:
+    path = tmp_path / "base.json"
+    path.write_text(
+        json.dumps({
+            "format": 1, "models": {GPU.key: {"VBIOS": ["*"]}}, "limits": {},
+            "approved": {"by": "Ada", "at": "1970-01-01T00:00:00Z", "digest":
+                "e58db2b531c2ff396e9ab538c13f48948d12c9eb4675d165130d8a2dedc0ddf5"},
+        })
+    )  # fmt: skip
+    assert read_baseline(str(path)).health == {}
+    assert merge(read_baseline(str(path)), BASELINE).health == BASELINE.health
+
+
 def test_a_baseline_that_others_can_write_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     write_baseline(str(path), approve(BASELINE, "Ada"))
+    link = tmp_path / "secret" / "base.json"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert read_baseline(str(link)) == read_baseline(str(path)), "files of a secret of Kubernetes are links"
+    link.parent.chmod(0o777)
+    with pytest.raises(HostError, match="others may replace files"):
+        read_baseline(str(link))
     path.chmod(0o666)
     with pytest.raises(HostError, match="others may write"):
         read_baseline(str(path))
@@ -202,6 +238,12 @@ def test_recorded_signed_off_and_checked_by_commands(tmp_path: Path, capsys: pyt
         (["show", "--bmc", "https://h"], 2, "--bmc needs --credentials"),
         (["show", "--facts-file", "/none"], 1, "OCIGPU-FW-2: facts /none: No such file"),
         (["show", "--bmc", "https://h", "--credentials", "/none"], 1, "OCIGPU-FW-3: read /none"),
+        (
+            ["show", "--bmc", "@/none", "--credentials", "/none"],
+            1,
+            "OCIGPU-FW-1: board controller: read /none:",
+        ),
+        (["check", "--baseline", "/none", "--bmc", "@/none", "--credentials", "/none"], 3, "OCIGPU-FW-4"),
         (["check", "--facts-file", "/none"], 2, "--baseline FILE is needed"),
         (["check", "--baseline", "/none", "--facts-file", "/none"], 3, "OCIGPU-FW-4: firmware baseline: read /none"),
         (["approve", "/none"], 2, "--by"),
@@ -212,6 +254,29 @@ def test_what_is_missing_is_said(
 ) -> None:
     assert main(["firmware", *words]) == status
     assert message in capsys.readouterr().err
+
+
+def test_the_controllers_address_may_be_the_nodes_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One check command for all nodes: the address is in a file; without it the check could not be made (3)."""
+    base, account, address = tmp_path / "base.json", tmp_path / "bmc", tmp_path / "bmc-address"
+    write_baseline(str(base), approve(BASELINE, "Ada"))
+    account.write_text("checker:secret\n")
+    account.chmod(0o600)
+    words = ["firmware", "check", "--baseline", str(base), "--bmc", f"@{address}", "--credentials", str(account)]
+    assert main(words) == 3
+    address.write_text("https://10.0.0.7\n")
+    asked: list[str] = []
+
+    def read(bmc: str, *_: object, **__: object) -> NodeFirmware:
+        asked.append(bmc)
+        return NodeFirmware((GPU,), ())
+
+    monkeypatch.setattr(firmware_command, "read_firmware", read)
+    main(words)
+    assert asked == ["https://10.0.0.7"]
+    capsys.readouterr()
 
 
 def test_one_gpu_is_checked_by_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

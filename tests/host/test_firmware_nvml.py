@@ -17,7 +17,7 @@ from ocigpu.gpus.nvidia.nvml_process import NvmlError
 ANSWER: dict[str, Any] = {
     "bus_id": "00000000:1B:00.0", "uuid": "GPU-1", "model": "NVIDIA H100 80GB HBM3", "part_number": "900-1",
     "serial": "165", "module_id": 3, "vbios": "96.00.BC.00.01", "inforom": "G520.0200.00.05", "corrupted": False,
-    "ecc": 0, "rows": 0, "pending": False, "failed": False,
+    "ecc": 0, "rows": 0, "pending": False, "failed": False, "ecc_mode": [1, 1], "mig_mode": [0, 0],
 }  # fmt: skip
 
 
@@ -47,15 +47,19 @@ def test_what_the_driver_says_is_compared_as_what_a_controller_says(monkeypatch:
     assert (found.name, found.slot, found.key) == ("GPU_SXM_3", 3, "NVIDIA H100 80GB HBM3 900-1")
     baseline = propose([found])
     assert compare_with_baseline(found, baseline) == ()
-    broken = read(monkeypatch, {**ANSWER, "corrupted": True, "vbios": None})["0000:1b:00.0"]
+    broken = read(monkeypatch, {**ANSWER, "corrupted": True, "vbios": None, "ecc_mode": [1, 0], "mig_mode": [1, 1]})[
+        "0000:1b:00.0"
+    ]
     assert [one.text for one in compare_with_baseline(broken, baseline)] == [
+        "GPU_SXM_3 ECC: on/off: not accepted (accepted: on/on)",
+        "GPU_SXM_3 MIG: on/on: not accepted (accepted: off/off)",
         "GPU_SXM_3 VBIOS: nothing: it does not tell (accepted: 96.00.BC.00.01)",
         "GPU_SXM_3 inforom-corrupted: True: the InfoROM is damaged",
     ]
 
 
 def test_a_card_is_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = read(monkeypatch, {**ANSWER, "module_id": None, "inforom": None, "ecc": None}).values()
+    (found,) = read(monkeypatch, {**ANSWER, "module_id": None, "inforom": None, "ecc": None, "ecc_mode": None}).values()
     assert (found.name, found.slot) == ("0000:1b:00.0", -1)
     assert "uncorrectable-ecc-errors" not in found.health
 

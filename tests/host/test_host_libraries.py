@@ -9,6 +9,7 @@ from ocigpu.gpus.nvidia.libraries import (
     find_libraries,
     find_nvml,
     library_versions,
+    missing_libraries,
     native_machine,
     read_libraries,
     split_name,
@@ -114,6 +115,19 @@ def test_a_stale_cache_does_not_hide_the_new_libraries(host: HostTree) -> None:
     host.library(f"libcuda.so.{VERSION}", f"libcuda.so.{VERSION}", cached=False)
     host.library(f"libnvidia-ml.so.{VERSION}", f"libnvidia-ml.so.{VERSION}", cached=False)
     assert names(host) == [f"libnvidia-ml.so.{VERSION}", f"libcuda.so.{VERSION}"]
+
+
+def test_a_cache_with_the_32_bit_library_alone_does_not_hide_the_other(host: HostTree) -> None:
+    """Where libcuda.so.1 leads nowhere, ldconfig leaves the 64-bit library out."""
+    host.library(f"libnvidia-ml.so.{VERSION}", "libnvidia-ml.so.1")
+    host.library(f"libcuda.so.{VERSION}", "libcuda.so.1", f"/usr/lib/{TRIPLET32}", bits=32)
+    host.write_cache()
+    host.library(f"libcuda.so.{VERSION}", "libcuda.so.1")
+    tree = Tree(str(host.root))
+    paths, _ = find_libraries(tree, "/etc/ld.so.cache", VERSION, MACHINE)
+    found, _ = read_libraries(tree, paths, VERSION, MACHINE)
+    assert [library.bits for library in found if library.soname == "libcuda.so.1"] == [64, 32]
+    assert missing_libraries(paths, VERSION, tree, MACHINE) == []
 
 
 def test_a_broken_cache_is_noted_and_directories_are_searched(host: HostTree) -> None:

@@ -12,9 +12,25 @@ from typing import Any
 import pytest
 from support.driverless import make_driverless
 
+from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus import redfish
-from ocigpu.gpus.redfish import Credentials, RedfishError, parse_measurements, read_credentials, read_firmware
-from ocigpu.sim.redfish import INVENTORY, PASSWORD, ROOT, SYSTEM, USER, RedfishService, _Handler, sign
+from ocigpu.gpus.firmware import compare_all, propose
+from ocigpu.gpus.redfish import Credentials, RedfishError, read_credentials, read_firmware
+from ocigpu.gpus.spdm import parse_measurements, verify_measurements
+from ocigpu.sim.redfish import (
+    BOARD,
+    CHAIN,
+    INVENTORY,
+    PASSWORD,
+    ROOT,
+    SYSTEM,
+    USER,
+    RedfishService,
+    _Handler,
+    make_certificate,
+    make_chain,
+    sign,
+)
 
 GOOD = Credentials(USER, PASSWORD)
 Change = Callable[[dict[str, Any]], object]
@@ -130,10 +146,10 @@ def test_a_url_that_is_none_of_a_controller_is_refused(url: str) -> None:
 
 
 def test_nobody_at_the_address_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(RedfishError, match="Connection refused") as raised:
-        read_firmware(f"https://127.0.0.1:{port}", GOOD)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(RedfishError, match="Connection refused") as raised:
+            read_firmware(f"https://127.0.0.1:{held.getsockname()[1]}", GOOD)
     assert raised.value.code == "OCIGPU-FW-1"
 
 
@@ -274,7 +290,7 @@ def test_links_of_a_controller_are_not_followed(host: str, tls: str) -> None:
 
     change(host, lead_away)
     with RedfishService(host, tls) as service:
-        assert [one.slot for one in ask(service).components] == [2]
+        assert [one.slot for one in ask(service).components if one.versions] == [2]
         assert VBIOS in service.asked
 
 
@@ -288,6 +304,16 @@ def test_what_a_controller_does_not_tell_is_said(host: str, tls: str) -> None:
         found = ask(service)
     assert found.notes == ("GPU_SXM_2 tells no InfoROM", "GPU_SXM_2 tells no serial number")
     assert found.components[0].health == {}
+
+
+def test_a_baseboard_that_tells_nothing_any_more_deviates(host: str, tls: str) -> None:
+    with RedfishService(host, tls) as service:
+        before = propose(ask(service).components)
+        change(host, lambda documents: [documents.pop(f"{INVENTORY}/{one}") for one in BOARD])
+        found = ask(service).components
+    silent = {one.fact for one in compare_all(found, before) if one.reason == "it does not tell"}
+    assert silent == {one.removeprefix("HGX_FW_") for one in BOARD}
+    assert compare_all(found, propose(found)) == ()  # boards that never told
 
 
 def test_a_pcie_host_has_no_baseboard(host: str, tls: str) -> None:
@@ -308,13 +334,19 @@ def test_credentials_are_read_only_from_a_file_of_ours(tmp_path: Path) -> None:
         with pytest.raises(RedfishError, match=f"mode 0{mode:o}: others may"):
             read_credentials(str(path))
     path.chmod(0o600)
-    (tmp_path / "link").symlink_to(path)
+    link = tmp_path / "open" / "link"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert read_credentials(str(link)) == Credentials("reader", "with:colons"), "as in a secret of Kubernetes"
+    link.parent.chmod(0o777)
+    with pytest.raises(RedfishError, match="others may replace files"):
+        read_credentials(str(link))
     for text in ("", "reader", ":x", "reader:", "a:b\nc:d\n"):
         path.write_text(text)
         with pytest.raises(RedfishError, match="not one line USER:PASSWORD") as raised:
             read_credentials(str(path))
         assert raised.value.code == "OCIGPU-FW-3"
-    for name in ("link", "none", "."):
+    for name in ("none", "."):
         with pytest.raises(RedfishError, match="read "):
             read_credentials(str(tmp_path / name))
 
@@ -329,9 +361,12 @@ def test_the_root_of_trust_measures_where_that_is_offered(host: str, tls: str) -
         assert "measurement 1" not in ask(service).components[1].versions
     assert found.notes == ("GPU_SXM_2 offers no measurements",)
     versions = found.components[1].versions
+    root = versions["measurement root"]
     assert {key: value for key, value in versions.items() if key.startswith("measurement")} == {
-        f"measurement {number}": hashlib.sha384(str(number).encode()).hexdigest() for number in (1, 2, 3)
+        "measurement root": root,
+        **{f"measurement {number}": hashlib.sha384(str(number).encode()).hexdigest() for number in (1, 2, 3)},
     }
+    assert {one.versions.get("measurement root", root) for one in found.components} == {root}
 
 
 class Replaying(_Handler):
@@ -340,6 +375,42 @@ class Replaying(_Handler):
     def answer(self, status: int, document: Any) -> None:
         if "SignedMeasurements" in document:
             document = {"SignedMeasurements": base64.b64encode(sign({"1": "00"}, bytes(32))).decode()}
+        super().answer(status, document)
+
+
+class Forging(_Handler):
+    """Says that all is well, with the signature of what was asked."""
+
+    def answer(self, status: int, document: Any) -> None:
+        if text := document.get("SignedMeasurements"):
+            data = bytearray(base64.b64decode(text))
+            data[60] ^= 1
+            document = {"SignedMeasurements": base64.b64encode(data).decode()}
+        super().answer(status, document)
+
+
+class Vouching(_Handler):
+    """Has the certificates of another component."""
+
+    def answer(self, status: int, document: Any) -> None:
+        if "CertificateString" in document:
+            document = {"CertificateString": make_chain("another")}
+        super().answer(status, document)
+
+
+class Relaying(_Handler):
+    """Has the first GPU measured whichever is asked for."""
+
+    def do_GET(self) -> None:
+        if self.path.endswith(CHAIN):
+            self.path = f"{ROOT}/Chassis/HGX_ERoT_GPU_SXM_1{CHAIN}"
+        super().do_GET()
+
+    def answer(self, status: int, document: Any) -> None:
+        if text := document.get("SignedMeasurements"):
+            nonce = base64.b64decode(text)[4:36]
+            data = sign({"1": "00"}, nonce, f"{ROOT}/ComponentIntegrity/HGX_ERoT_GPU_SXM_1")
+            document = {"SignedMeasurements": base64.b64encode(data).decode()}
         super().answer(status, document)
 
 
@@ -357,6 +428,9 @@ class Endless(_Handler):
     ("handler", "code", "message"),
     [
         (Replaying, "OCIGPU-FW-2", "asked for by somebody else, or before"),
+        (Forging, "OCIGPU-FW-2", "a signature that is not the component's"),
+        (Vouching, "OCIGPU-FW-2", "a signature that is not the component's"),
+        (Relaying, "OCIGPU-FW-2", " are measured by one component"),
         (Failing, "OCIGPU-FW-2", 'its measurement ended as "Exception"'),
         (Endless, "OCIGPU-FW-1", "no answer within 1 s"),
     ],
@@ -375,7 +449,7 @@ STATEMENT = sign({"1": "ab" * 48, "7": "cd" * 100}, NONCE)
 
 
 def test_a_statement_has_its_values_by_index() -> None:
-    assert parse_measurements(base64.b64encode(STATEMENT).decode(), NONCE) == {
+    assert parse_measurements(STATEMENT, NONCE) == {
         "measurement 1": "ab" * 48,
         "measurement 7": hashlib.sha384(b"\xcd" * 100).hexdigest(),
     }
@@ -385,6 +459,35 @@ def test_a_statement_has_its_values_by_index() -> None:
 def test_a_statement_that_is_cut_off_or_changed_is_an_error(cut: int) -> None:
     for data in (STATEMENT[:cut], STATEMENT[:cut] + STATEMENT[cut + 3 :]):
         with pytest.raises(ValueError, match=r"measurement"):
-            parse_measurements(base64.b64encode(data).decode(), NONCE)
-    with pytest.raises(ValueError, match=r"base64|Incorrect padding|Non-base64"):
-        parse_measurements("!!", NONCE)
+            parse_measurements(data, NONCE)
+
+
+def test_only_who_has_the_key_of_the_certificate_has_signed() -> None:
+    chain = make_chain("one")
+    data = sign({"1": "00"}, NONCE, "one")
+    key, root = verify_measurements(data, chain)
+    halves = chain.split("-----END CERTIFICATE-----\n")[:2]
+    other_way = "".join(f"{half}-----END CERTIFICATE-----\n" for half in reversed(halves))
+    assert verify_measurements(data, other_way) == (key, root) != (root, key)
+    assert verify_measurements(sign({"1": "00"}, NONCE, "two"), make_chain("two"))[1] == root
+    # a component's certificate is no authority's: who has its key cannot vouch for another
+    under_it = make_chain("mine", "one").split("-----END CERTIFICATE-----\n")[0] + "-----END CERTIFICATE-----\n"
+    with pytest.raises(ValueError, match="no authority's"):
+        verify_measurements(sign({"1": "00"}, NONCE, "mine"), under_it + chain)
+    # nor does the name of an authority suffice
+    cases = [
+        (sign({"1": "00"}, NONCE, "two"), chain),
+        (data[:-1] + bytes([data[-1] ^ 1]), chain),
+        (data[:-96] + bytes(96), chain),
+    ]
+    for changed, certificates in cases:
+        with pytest.raises(ValueError, match="not the component's"):
+            verify_measurements(changed, certificates)
+    for wrong in ("", "x", chain[:300], make_chain("one").replace("MII", "MIJ")):
+        with pytest.raises(ValueError, match=r"no chain"):
+            verify_measurements(data, wrong)
+
+
+def test_a_certificate_that_cannot_be_made_says_what_openssl_says(tmp_path: Path) -> None:
+    with pytest.raises(OcigpuError, match=r"make a certificate: openssl: .*No such file or directory"):
+        make_certificate(str(tmp_path / "missing"))

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,51 @@ def test_a_reset_is_seen_and_leaves_configuration_as_before(roots: Roots) -> Non
     assert (proof.link_went_down, proof.commands, proof.started_up, proof.scrubbed) == (True, ((6, 0),), True, True)
     assert contents(roots) == before
     assert json.loads(json.dumps(proof.as_json()))["commands"] == [[6, 0]]
+
+
+class Dying(SimBus):
+    """Its process is killed in place of a write."""
+
+    def __init__(self, directory: str, left: int) -> None:
+        super().__init__(directory)
+        self.left = left
+
+    def write_config(self, bdf: str, offset: int, size: int, value: int) -> None:
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.left -= 1
+        super().write_config(bdf, offset, size, value)
+
+
+def killed(roots: Roots, left: int) -> bool:
+    """Reset in a process that is killed before its write of a number; returns whether it came so far."""
+    if not (pid := os.fork()):
+        try:
+            reset_gpu(GPU, roots, bus=Dying(roots.host, left))
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_what_a_killed_reset_has_left_is_put_back_by_the_next(roots: Roots) -> None:
+    before = {name: data for name, data in contents(roots).items() if name.endswith("config")}
+    left = 0
+    while killed(roots, left):
+        proof = reset_gpu(GPU, roots, bus=SimBus(roots.host))
+        after = contents(roots)
+        assert {name: after[name] for name in before} == before, left
+        assert proof.commands[0][1] == 0
+        left += 1
+    assert left > 12
+
+
+def test_lost_addresses_that_nobody_has_written_down_are_told(roots: Roots) -> None:
+    bus = SimBus(roots.host)
+    for offset in range(0x10, 0x28, 4):
+        bus.write_config(GPU, offset, 4, 0)
+    with pytest.raises(ResetError, match="has lost its addresses in a reset before") as caught:
+        reset_gpu(GPU, roots, bus=bus)
+    assert caught.value.hint.endswith("sys/bus/pci/rescan")
 
 
 class Noting(SimBus):
@@ -178,7 +224,7 @@ def test_holders_that_cannot_be_known_keep_a_gpu_from_being_reset(roots: Roots, 
 
 
 def test_two_resets_of_a_gpu_do_not_meet(roots: Roots) -> None:
-    lock = open_lock(f"reset-{GPU}.lock")
+    lock = open_lock(f"reset-{GPU}.lock", roots.host)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ResetError, match="another process resets it"):

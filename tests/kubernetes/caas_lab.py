@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import lightkube
-from support.cluster import Cluster
+from support.cluster import ADMIN, Cluster, make_kind
 from support.process import wait_for
 
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
@@ -20,27 +20,7 @@ from ocigpu.system.service import ServiceLog
 
 SEED = {"container-url": "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubi8", "tenancy": "landon"}
 """The payload of the document that the service was asked for in."""
-TENANCY_TYPE = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "tenancies.ocigpu.io"},
-    "spec": {
-        "group": "ocigpu.io",
-        "scope": "Cluster",
-        "names": {"kind": "Tenancy", "plural": "tenancies", "singular": "tenancy", "listKind": "TenancyList"},
-        "versions": [
-            {
-                "name": "v1alpha1",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-                },
-            }
-        ],
-    },
-}
+TENANCY_TYPE = make_kind("ocigpu.io", "Tenancy", "tenancies")
 Object = dict[str, Any]
 
 
@@ -51,23 +31,24 @@ class Answer(NamedTuple):
 
 
 class Lab:
-    """``admin``: an admin's key; ``audit``: what was written."""
+    """``admin``: an admin's key; ``audits``: what was written; ``user``: whose rights the service has."""
 
     def __init__(self, cluster: Cluster, directory: Path, **options: Any) -> None:
         self.cluster, self.directory = cluster, directory
-        self.options = {"pace": KeeperPace(0.2, 0.02, 0.2, 0.2), **options}
+        self.user = options.pop("user", ADMIN)
+        # for ever: pods of the tests have ended in November 2026
+        self.options = {"pace": KeeperPace(0.2, 0.02, 0.2, 0.2), "keep_seconds": 1e10, "pod_seconds": 1e10, **options}
         self.server: CaasServer
         self.lines: list[tuple[str, str]] = []
+        self.user = ADMIN
+        """As whom the service asks the cluster."""
 
     def start(self, port: int = 0) -> None:
         options = ServiceOptions(
             f"127.0.0.1:{port}", str(self.directory / "state"), audit=str(self.directory / "audit"), **self.options
         )
-        config = lightkube.KubeConfig.from_one(
-            cluster=lightkube.config.models.Cluster(server=self.cluster.url),
-            user=lightkube.config.models.User(token="admin"),
-        )
-        client = ClusterClient(lightkube.AsyncClient(config=config.get(), trust_env=False))
+        config = lightkube.KubeConfig.from_dict(self.cluster.kubeconfig(self.user))
+        client = ClusterClient(lightkube.AsyncClient(config=config, trust_env=False))
         self.server = CaasServer(options, _SilentLog(self.lines), client)
         ready = threading.Event()
         self._thread = threading.Thread(target=self.server.run, args=(ready.set,), daemon=True)
@@ -145,7 +126,7 @@ class Lab:
     def bind(self, container: str, tenancy: str = "landon") -> None:
         """What the scheduler does: from now on a kubelet has to agree to the pod's end."""
         self.pod(container, tenancy)
-        self.cluster.patch("Pod", container.replace("_", "-"), {"spec": {"nodeName": "n1"}}, f"tenant-{tenancy}")
+        self.cluster.bind(container.replace("_", "-"), f"tenant-{tenancy}", "n1")
 
     def audits(self) -> list[Object]:
         return [json.loads(line) for line in (self.directory / "audit").read_text().splitlines()]

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ocigpu.core.facts import HostFacts, facts_from_json
-from ocigpu.kubernetes.config import Configuration, configure
+from ocigpu.kubernetes.config import Configuration, configure, parse_config_file
 from ocigpu.kubernetes.devices import Inventory, make_inventory
-from ocigpu.kubernetes.schema import parse_config_file
 
 HOSTS = Path(__file__).parent.parent / "bundles/hosts"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from deployment_lab import RENDERER
-from support.cluster import ADMIN, Cluster
+from deployment_lab import DEPLOYMENT, RENDERER
+from support.cluster import ADMIN, Cluster, make_kind
 
 from ocigpu.kubernetes.tenants.controller import RESYNC, TenancyController
 from ocigpu.kubernetes.tenants.resources import Documents
@@ -18,31 +18,10 @@ Object = dict[str, Any]
 ACCOUNT = "system:serviceaccount:ocigpu:ocigpu-tenancy-controller"
 SERVICE = "system:serviceaccount:ocigpu:ocigpu-caas"
 """One who makes pods in namespaces of tenancies."""
-LEASES = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "gpuleases.ocigpu.io"},
-    "spec": {
-        "group": "ocigpu.io",
-        "scope": "Cluster",
-        "names": {"kind": "GPULease", "plural": "gpuleases"},
-        "versions": [
-            {
-                "name": "v1alpha1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
 
 
 def cilium_kind() -> Object:
-    names = {"kind": "CiliumNetworkPolicy", "plural": "ciliumnetworkpolicies"}
-    spec = {**LEASES["spec"], "group": "cilium.io", "scope": "Namespaced", "names": names}
-    spec["versions"] = [{**spec["versions"][0], "name": "v2"}]
-    return {**LEASES, "metadata": {"name": "ciliumnetworkpolicies.cilium.io"}, "spec": spec}
+    return make_kind("cilium.io", "CiliumNetworkPolicy", "ciliumnetworkpolicies", "v2", namespaced=True)
 
 
 @functools.cache
@@ -54,8 +33,7 @@ def install(cluster: Cluster, **values: Any) -> None:
     """Install the tenants' manifests as an administrator does."""
     for document in json.loads(_manifests(json.dumps(values))):
         cluster.apply(document)
-    if not cluster.exists("CustomResourceDefinition", "gpuleases.ocigpu.io"):
-        cluster.create(LEASES)
+    cluster.apply_manifests(DEPLOYMENT / "kata-runtimeclass.yaml")
 
 
 def make_controller(cluster: Cluster, network: str = "auto", **options: Any) -> TenancyController:
@@ -72,7 +50,7 @@ def pod(namespace: str = "tenant-landon", name: str = "p", gpus: int = 2, **spec
     limits = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": str(gpus)}
     container = {"name": "main", "image": "registry.example/cuda:12", "resources": {"limits": limits}}
     container |= spec.pop("container", {})
-    annotations = {"annotations": spec.pop("annotations")} if "annotations" in spec else {}
+    annotations = {key: spec.pop(key) for key in ("annotations", "finalizers") if key in spec}
     whole = {"runtimeClassName": "kata-qemu-nvidia-gpu", "containers": [container], **spec}
     head = {"name": name, "namespace": namespace, **annotations}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": whole}

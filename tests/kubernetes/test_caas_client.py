@@ -108,6 +108,8 @@ def test_logs_afterwards(lab: Lab, caas: Run) -> None:
     lab.set_status(made, **running())
     wait_for("it runs", lambda: '"running"' in caas("show", made, "--json")[1])
     assert caas("logs", made, "--tail", "2")[1] == "line 1\nline 2\n"
+    found = json.loads(caas("logs", made, "--tail", "1", "--json")[1])
+    assert (found["container"], found["lines"]) == (made, [{"time": "2026-11-23T10:02:02Z", "text": "line 2"}])
     lab.set_status(made, **ended())
     assert caas("logs", made, "--follow", "--timestamps")[1].splitlines()[0] == "2026-11-23T10:02:00Z line 0"
 
@@ -121,8 +123,10 @@ def test_keys(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("OCIGPU_CAAS_KEY", made["key"])
     assert caas("list")[0] == 0
     assert "scope_missing" in caas("keys", "list")[2]
-    assert caas("keys", "revoke", made["id"], *admin)[0] == 0
-    assert "credential_invalid" in caas("list")[2]
+    ended = json.loads(caas("keys", "revoke", made["id"], "--json", *admin)[1])
+    assert (ended["id"], ended["revoked"]) == (made["id"], True)
+    assert "credential_invalid" in (error := caas("list")[2])
+    assert "hint: set OCIGPU_CAAS_KEY" in error
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,11 @@ def test_keys(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         (["show", "ctr_none"], 1, "not_found"),
         (["show", "../keys"], 1, "not_found"),
         (["list", "--url", "ftp://x"], 2, "not an http(s) address"),
-        (["list", "--url", "http://127.0.0.1:1"], 1, "OCIGPU-CAAS-3: http://127.0.0.1:1: "),
+        (["run", IMAGE, "--env", "A=\ud800"], 1, "surrogate pair is no character (RFC 8259 section 8.2)\n"),
+        (["logs", "ctr_none", "--follow", "--json"], 2, "neither --follow"),
+        (["list", "--url", "http://127.0.0.1:1"], 1, "OCIGPU-CAAS-3: http://127.0.0.1:1: Connection refused\n"),
+        (["list", "--url", "https://127.0.0.1:1", "--ca", "/nonexistent"], 1, "--ca /nonexistent: No such file"),
+        (["list", "--url", "https://127.0.0.1:1", "--ca", "/etc/hostname"], 1, "not certificates in PEM"),
         (["list", "--key-file", "/nonexistent"], 1, "key /nonexistent: No such file"),
     ],
 )

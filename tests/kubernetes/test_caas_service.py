@@ -3,9 +3,11 @@
 import asyncio
 import http.client
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +16,7 @@ from typing import Any
 
 import jwt
 import pytest
-from caas_lab import READY, SEED, TENANCY_TYPE, Lab, ended, main_status, make_lab, running
+from caas_lab import READY, SCHEDULED, SEED, TENANCY_TYPE, Lab, ended, main_status, make_lab, running
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jsonschema import Draft202012Validator
 from support.cluster import Cluster
@@ -23,6 +25,7 @@ from support.process import run, wait_for
 from ocigpu.cli.main import main
 from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader
 from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
+from ocigpu.kubernetes.tenants.service.keeper import KeeperPace
 from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.web import MAX_BODY, TenantRules
 
@@ -167,6 +170,44 @@ def test_a_tenancy_in_the_making_starts_containers_when_it_is_ready(lab: Lab) ->
     lab.pod(made, "new")
 
 
+def test_what_the_kubelet_says_of_a_pod_is_told(lab: Lab, key: str) -> None:
+    made = lab.run(key)
+    pod = lab.pod(made)["metadata"]
+    about = {"kind": "Pod", "name": pod["name"], "namespace": pod["namespace"]}
+    head = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "mount", "namespace": pod["namespace"]}}
+    lab.cluster.create({**head, "reason": "FailedMount", "message": "access denied", "involvedObject": about})
+    lab.set_status(made, phase="Pending", conditions=SCHEDULED)
+    wait_for("its reason", lambda: lab.show(key, made)["reason"] == "volume_mount_failed")
+
+
+def test_a_key_of_a_former_tenancy_is_none_of_its_names_next(lab: Lab) -> None:
+    """Even before anybody has looked at whose the name is now."""
+    lab.add_tenancy("renamed")
+    assert lab.ask("GET", "/v1/quotas", lab.key("renamed")).status == 200
+    head = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "Tenancy", "metadata": {"name": "renamed"}}
+    store = lab.server.store
+    for method, path, body in (("POST", PATH, {"image": "ubuntu"}), ("GET", "/v1/quotas", None)):
+        store.clock = lambda: time.time() - 60
+        old = lab.key("renamed")
+        store.clock = time.time
+        lab.cluster.delete("Tenancy", "renamed")
+        lab.cluster.create({**head, "spec": {}})
+        answer = lab.ask(method, path, old, body)
+        assert (answer.status, answer.body["code"]) == (401, "credential_invalid")
+    assert store.list_containers("renamed") == []
+
+
+def test_a_tenancys_own_registries_are_held_to(lab: Lab) -> None:
+    lab.add_tenancy("picky")
+    key = lab.key("picky")
+    body = {**SEED, "tenancy": "picky"}
+    lab.cluster.patch("Tenancy", "picky", {"spec": {"registries": ["nvcr.io/nvidia/k8s", "ghcr.io"]}})
+    assert lab.ask("POST", PATH, key, body).status == 202
+    refused = lab.ask("POST", PATH, key, {**body, "container-url": "nvcr.io/nvidia/k8s-not/x"})
+    assert (refused.status, refused.body["code"]) == (422, "registry_not_allowed")
+    assert "nvcr.io/nvidia/k8s, ghcr.io" in refused.body["detail"]
+
+
 def test_a_quota_is_told_before_the_cluster_refuses(lab: Lab) -> None:
     lab.add_tenancy("small", gpus=2)
     key = lab.key("small")
@@ -233,6 +274,11 @@ def test_keys_are_made_shown_once_and_ended(lab: Lab) -> None:
     listed = lab.ask("GET", "/v1/keys?limit=200", admin).body["items"]
     assert made.body["id"] in [one["id"] for one in listed]
     assert made.body["key"] not in json.dumps(listed)
+    pages = [lab.ask("GET", "/v1/keys?limit=1", admin).body]
+    while pages[-1]["next_cursor"]:
+        pages.append(lab.ask("GET", f"/v1/keys?limit=1&cursor={pages[-1]['next_cursor']}", admin).body)
+    assert [one["id"] for page in pages for one in page["items"]] == [one["id"] for one in listed]
+    assert lab.ask("GET", "/v1/keys?cursor=AAAA", admin).body["code"] == "cursor_invalid"
     assert lab.ask("DELETE", f"/v1/keys/{made.body['id']}", admin).status == 204
     assert lab.ask("GET", "/v1/me", made.body["key"]).body["code"] == "credential_invalid"
     assert lab.ask("DELETE", "/v1/keys/none", admin).body["code"] == "not_found"
@@ -397,12 +443,15 @@ def test_tokens_of_an_identity_provider(tmp_path: Path) -> None:
             assert lab.ask("POST", PATH, provider.token(), SEED).status == 202
             only = provider.token(scope="openid containers:read admin")
             assert lab.ask("GET", "/v1/me", only).body["scopes"] == ["containers:read"]
+            only = provider.token(scope=["openid", "logs:read"], exp=1e300)
+            assert lab.ask("GET", "/v1/me", only).body["scopes"] == ["logs:read"]
             secret = rsa.generate_private_key(65537, 2048)
             public = b"0" * 64
             bad = [
                 provider.token(aud="another"), provider.token(iss="http://127.0.0.1:1/x"), provider.token(exp=1),
                 provider.token(exp=None), provider.token(sub=None), provider.token(nbf=3_900_000_000),
                 provider.token(tenancy=None), provider.token(tenancy="../x"), provider.token(tenancy=["landon"]),
+                provider.token(exp=float("inf")), provider.token(scope=7),
                 provider.token(secret=secret), provider.token(algorithm="RS512"),
                 provider.token(algorithm="HS256", secret=public), provider.token() + "x",
                 jwt.encode({"sub": "x"}, "", "none", headers={"kid": "one"}), "a.b.c", "x" * 20_000,
@@ -424,7 +473,9 @@ def test_tokens_of_an_identity_provider(tmp_path: Path) -> None:
             assert lab.ask("GET", "/v1/me", provider.token("two")).status == 200
             reader._read_at -= 9000
             reader._tried_at -= 60
-            assert lab.ask("GET", "/v1/me", provider.token("two")).status == 401
+            answer = lab.ask("GET", "/v1/me", provider.token("two"))  # nobody can say whether it is good
+            assert (answer.status, answer.body["code"]) == (503, "provider_unavailable")
+            assert answer.headers["retry-after"]
     finally:
         provider.close()
 
@@ -444,7 +495,8 @@ def test_tokens_that_anybody_makes_do_not_make_us_ask_the_provider_for_each() ->
         tokens = [jwt.encode({"sub": "x"}, secret, "ES256", headers={"kid": str(number)}) for number in range(20)]
         for _ in range(2):
             results = await asyncio.gather(*map(reader.read, tokens), return_exceptions=True)
-            assert {getattr(one, "code", repr(one)) for one in results} == {"credential_invalid"}
+            # also those that did not ask themselves: the tokens may be good
+            assert {getattr(one, "code", repr(one)) for one in results} == {"provider_unavailable"}
         assert len(asked) == 1
         now += 60
         with pytest.raises(Refusal):
@@ -499,6 +551,24 @@ def test_a_cluster_with_another_version_of_tenancies(tmp_path: Path) -> None:
         assert (answer.status, answer.body["code"]) == (503, "crd_version")
 
 
+def test_a_full_disk_refuses_new_containers_and_the_service_goes_on(tmp_path: Path) -> None:
+    with make_lab(tmp_path, pace=KeeperPace(0.2, 0.02, 0.2, 0.05)) as lab:
+        key = lab.key()
+        made = lab.run(key)
+        lab.pod(made)
+        store = lab.server.store
+        store.limits = store.limits._replace(reserve=1 << 60)
+        answer = lab.ask("POST", PATH, key, SEED)
+        assert (answer.status, answer.body["code"], answer.headers["retry-after"]) == (503, "store_full", "30")
+        store.forget, told = (lambda: os.write(-1, b"")), store.forget
+        wait_for("the complaint", lambda: any("Bad file descriptor" in text for _, text in lab.lines))
+        store.forget = told
+        lab.set_status(made, **ended())
+        assert lab.wait(key, made, "finished")["exit_code"] == 0
+        store.limits = store.limits._replace(reserve=0)
+        assert lab.ask("POST", PATH, key, SEED).status == 202
+
+
 def test_requests_at_the_same_time_with_one_key_make_one_container(lab: Lab) -> None:
     lab.add_tenancy("race")
     key = lab.key("race")
@@ -521,16 +591,10 @@ def test_requests_at_the_same_time_with_one_key_make_one_container(lab: Lab) -> 
 def test_the_program_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     with Cluster() as cluster:
         cluster.create(TENANCY_TYPE)
-        config = {
-            "clusters": [{"name": "c", "cluster": {"server": cluster.url}}],
-            "users": [{"name": "u", "user": {"token": "admin"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        config = cluster.write_kubeconfig(tmp_path / "kubeconfig")
         ocigpu = [sys.executable, "-m", "ocigpu.cli.main", "caas"]
         state = ["--store", str(tmp_path / "state")]
-        words = ["serve", *state, "--listen", "127.0.0.1:0", "--kubeconfig", str(tmp_path / "kubeconfig"), "--json"]
+        words = ["serve", *state, "--listen", "127.0.0.1:0", "--kubeconfig", str(config), "--json"]
         with subprocess.Popen([*ocigpu, *words], stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout
@@ -556,6 +620,9 @@ ISSUER = ["--oidc-issuer", "https://login.example"]
         (["--listen", "0.0.0.0:0"], 1, "keys would go over the network in clear"),
         (["--listen", "nowhere"], 1, "not HOST:PORT"),
         (["--tls-key", "k"], 2, "together"),
+        (["--tls-key", "/none", "--tls-certificate", "/none"], 1, "/none, key /none: No such file or directory"),
+        (["--tls-key", "/etc/hostname", "--tls-certificate", "/etc/hostname"], 1, "not a certificate with its key"),
+        (["--kubeconfig", "/nonexistent"], 1, "API server: /nonexistent: "),
         (["--memory-per-gpu", "much"], 2, "quantity"),
         (["--registry", "No Registry"], 1, "not a registry"),
         (["--nfs", "/path"], 1, "not SERVER:/PATH"),

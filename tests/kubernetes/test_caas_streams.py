@@ -17,7 +17,9 @@ from support.process import wait_for
 
 from ocigpu.kubernetes.tenants.service import server, web
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
+from ocigpu.kubernetes.tenants.service.keeper import PARALLEL, KeeperPace
 from ocigpu.kubernetes.tenants.service.store import CaasStore
+from ocigpu.kubernetes.tenants.service.web import TenantRules
 
 PATH = "/v1/containers"
 STREAM = "text/event-stream"
@@ -236,6 +238,51 @@ def test_a_followed_log_ends_with_its_key(lab: Lab) -> None:
         assert answer.read() == b""
 
 
+def test_a_tenancy_whose_cluster_is_slow_holds_up_itself_only(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.add_tenancy("slow")
+    keeper = lab.server.keeper
+    assert keeper
+    create, released = keeper.cluster.create, threading.Event()
+    stuck: list[str] = []
+
+    async def slowly(document: Any) -> bool:
+        if document["metadata"]["namespace"] == "tenant-slow":
+            stuck.append(document["metadata"]["name"])
+            while not released.is_set():
+                await asyncio.sleep(0.02)
+        return await create(document)
+
+    monkeypatch.setattr(keeper.cluster, "create", slowly)
+    slow = lab.key("slow")
+    made = [lab.ask("POST", PATH, slow, {"image": "nvcr.io/x"}).body["id"] for _ in range(20)]
+    wait_for("the slow ones", lambda: len(stuck) == PARALLEL)
+    key = lab.key()
+    quick = lab.run(key)
+    lab.pod(quick)
+    assert len(stuck) == PARALLEL
+    released.set()
+    lab.pod(made[-1], "slow")
+
+
+def test_a_body_that_does_not_come_is_refused(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "BODY_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", lab.server.port), timeout=60) as connection:
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 10\r\n\r\n{{".encode())
+        assert b" 408 " in connection.recv(4096)
+
+
+def test_one_tenancy_has_so_many_requests(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.add_tenancy("crowded")  # nobody who has just gone has its place
+    first, second = (lab.key("crowded") for _ in range(2))
+    made = lab.run(first, tenancy="crowded")
+    monkeypatch.setattr(web, "MAX_REQUESTS", 1)
+    with lab.open("GET", f"{PATH}/{made}/events", first) as answer:
+        assert answer.readline()
+        assert lab.ask("GET", "/v1/me", second).body["code"] == "too_many_requests"
+        assert lab.ask("GET", "/v1/me", lab.key("another")).status == 200
+
+
 def test_another_tenancys_pod_says_nothing_of_a_container_by_its_labels(lab: Lab, key: str) -> None:
     made = lab.run(key)
     labels = lab.pod(made)["metadata"]["labels"]
@@ -397,3 +444,42 @@ def test_what_has_ended_goes_after_a_time(tmp_path: Path) -> None:
         lab.set_status(made, **ended())
         wait_for("its end", lambda: lab.ask("GET", f"{PATH}/{made}", key).status == 404)
         assert lab.cluster.objects("Pod") == []
+
+
+def test_a_pod_that_has_ended_leaves_the_cluster_and_its_container_is_told_of_all_the_same(tmp_path: Path) -> None:
+    """Also with what it used, and also what had ended before the service was started anew; one that runs stays."""
+    with make_lab(tmp_path, rules=TenantRules(exports=("nfs.example:/exports",))) as lab:
+        key = lab.key()
+        mount = {"type": "nfs", "server": "nfs.example", "path": "/exports", "target": "/data"}
+        made, running_one = lab.run(key, secrets={"A": "b"}, mounts=[mount]), lab.run(key)
+        lab.bind(made)
+        lab.set_status(running_one, **running())
+        name = made.replace("_", "-")
+        lab.cluster.logs["tenant-landon", name] = ["2026-11-23T10:02:01Z Test PASSED"]
+        lab.set_status(made, **ended())
+        lab.wait(key, made, "finished")
+        assert lab.cluster.exists("Pod", name, "tenant-landon")
+        lab.stop()
+        lab.options["pod_seconds"] = 0.0
+        lab.start()
+        wait_for("its pod's end", lambda: len(lab.cluster.objects("Pod")) == 1)
+        others = ("Secret", "PersistentVolumeClaim", "PersistentVolume")
+        wait_for("all objects' end", lambda: not any(lab.cluster.objects(kind) for kind in others))
+        (left,) = lab.cluster.objects("Pod")
+        assert left["metadata"]["name"] == running_one.replace("_", "-")
+        assert lab.show(key, made)["lifecycle"] == "finished"
+        assert lab.ask("GET", f"{PATH}/{made}/logs", key).body == b"Test PASSED\n"
+        assert lab.ask("DELETE", f"{PATH}/{made}", key).status == 202
+        wait_for("its end", lambda: lab.ask("GET", f"{PATH}/{made}", key).status == 404)
+
+
+def test_a_tenancys_keys_and_containers_go_with_it(tmp_path: Path) -> None:
+    with make_lab(tmp_path, pace=KeeperPace(0.2, 0.02, 0.2, 0.2, 0.05)) as lab:
+        key = lab.key()
+        made = lab.run(key)
+        lab.pod(made)
+        lab.cluster.delete("Tenancy", "landon")
+        wait_for("its keys' end", lambda: lab.ask("GET", "/v1/me", key).status == 401)
+        head = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "Tenancy", "metadata": {"name": "landon"}}
+        lab.cluster.create({**head, "spec": {}})
+        assert lab.ask("GET", f"{PATH}/{made}", lab.key()).status == 404

@@ -18,10 +18,9 @@ from support.product import PROGRAMS
 
 from ocigpu import __version__
 from ocigpu.kubernetes import mig_manager, node_installer
-from ocigpu.kubernetes.config import PluginOptions, Told, parse_flags, read_configuration
+from ocigpu.kubernetes.config import PluginOptions, Told, parse_config_file, parse_flags, read_configuration
+from ocigpu.kubernetes.labelling import find_place, publish, withdraw
 from ocigpu.kubernetes.mps_control import check_size
-from ocigpu.kubernetes.publish import find_place, publish, withdraw
-from ocigpu.kubernetes.schema import parse_config_file
 
 every_case = pytest.mark.parametrize("found", CASES, indirect=True)
 FOREIGN = ("monitoring.coreos.com/v1",)
@@ -147,7 +146,7 @@ def flags_of(container: Object, environment: dict[str, str]) -> Told | None:
         return parse_flags([word for word in words if word != "--log-format=json"], environment)
     if program not in ("node-labels", "mps-control-daemon"):
         return None
-    own = ("--json", "--to=", "--shm-size=", "--remove-on-exit")
+    own = ("--json", "--publish=", "--shm-size=", "--remove-on-exit")
     words = [word for word in words if not word.startswith(own)]
     return parse_flags(words, environment, program)
 
@@ -398,9 +397,15 @@ def test_the_command_renders_values_of_a_file_plainly_or_says_in_a_line_what_is_
     for text in ("exporter: {prot: 1}\n", "[]\n", "a: [\n"):
         (tmp_path / "mine.yaml").write_text(text)
         failed = run(command, check=False)
-        assert (failed.returncode, failed.stderr.startswith("render.py: "), "Traceback" in failed.stderr) == (
-            1, True, False,
-        )  # fmt: skip
+        assert (failed.returncode, failed.stderr.startswith("render.py: ")) == (1, True)
+        assert failed.stderr.count("\n") == 1
+
+
+def test_the_command_says_what_to_install_where_its_libraries_are_not() -> None:
+    failed = run([sys.executable, "-I", "-S", DEPLOYMENT / "render.py"], check=False)
+    assert (failed.returncode, failed.stderr) == (
+        1, "render.py: jsonschema is not installed: apt-get install python3-jsonschema python3-yaml\n",
+    )  # fmt: skip
 
 
 def test_a_configuration_without_default_is_refused() -> None:
@@ -516,7 +521,8 @@ def test_who_uses_gpus_is_away_while_they_are_cut() -> None:
     assert may == {
         *(("nodes", verb) for verb in ("get", "patch", "watch")),
         ("pods", "list"),
+        ("daemonsets", "get"),
         ("pods/eviction", "create"),
     }
-    assert len(less) == 2
+    assert len(less) == 3
     assert "mig-manager" not in {each["name"] for _, each in containers(objects({}))}

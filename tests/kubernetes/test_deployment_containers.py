@@ -5,8 +5,8 @@ In place of the image they have this machine's files, in an overlay that is thro
 
 import json
 import os
+import random
 import signal
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -129,7 +129,7 @@ def test_the_device_plugin_offers_gpus_without_any_capability(start: Start, work
     child = start("device-plugin", {"devicePlugin": {"deviceListStrategy": "cdi-cri"}})
     socket = work_directory / "kubelet/device-plugins/nvidia-gpu.sock"
     wait_for("its socket", socket.exists, on_failure=(work_directory / "log").read_text)
-    assert "nvidia.com/gpu: 8 devices" in (work_directory / "log").read_text()
+    wait_for("its line", lambda: "nvidia.com/gpu: 8 devices" in (work_directory / "log").read_text())
     spec = json.loads((work_directory / "cdi/k8s.device-plugin.nvidia.com-gpu.json").read_text())
     edits = [spec["containerEdits"], *(device["containerEdits"] for device in spec["devices"])]
     sources = [mount["hostPath"] for edit in edits for mount in edit.get("mounts", [])]
@@ -146,7 +146,7 @@ def test_the_device_plugin_offers_gpus_without_the_hosts_files(start: Start, wor
     assert "/driver-root" not in (work_directory / "bundle/config.json").read_text()
     socket = work_directory / "kubelet/device-plugins/nvidia-gpu.sock"
     wait_for("its socket", socket.exists, on_failure=(work_directory / "log").read_text)
-    assert "nvidia.com/gpu: 8 devices" in (work_directory / "log").read_text()
+    wait_for("its line", lambda: "nvidia.com/gpu: 8 devices" in (work_directory / "log").read_text())
     assert ended_by_sigterm(child) == 0
 
 
@@ -172,15 +172,14 @@ def test_node_labels_are_written_by_an_ordinary_user(start: Start, work_director
 @pytest.mark.parametrize("pods", [False, True], ids=["an ordinary user", "root"])
 def test_the_exporter_has_metrics_of_all_gpus(start: Start, work_directory: Path, pods: bool) -> None:
     (work_directory / "kubelet/pod-resources").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = random.SystemRandom().randrange(20000, 32768)  # not one that the kernel gives to others meanwhile
     child = start("exporter", {"exporter": {"pods": pods, "port": port}})
     text = ""
 
     def scraped() -> bool:
         nonlocal text
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                 text = answer.read().decode()
         except OSError:
             return False

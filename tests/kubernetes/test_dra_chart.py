@@ -42,10 +42,7 @@ def cluster() -> Iterator[Cluster]:
 
 def publisher(cluster: Cluster, on: str | None, node: str = NODE) -> Publisher:
     """Return what publishes for a node, with the token of a driver's pod on a node."""
-    extra = {"authentication.kubernetes.io/node-name": [on]} if on is not None else {}
-    client = cluster.client(ACCOUNT)
-    cluster.add_extra(ACCOUNT, extra)
-    return Publisher(ApiCluster(client), DRIVER, node, lambda *_, **__: None)
+    return Publisher(ApiCluster(cluster.client(ACCOUNT, node=on)), DRIVER, node, lambda *_, **__: None)
 
 
 def test_objects_are_those_of_kubernetes_and_the_program_understands_its_words() -> None:
@@ -62,7 +59,16 @@ def test_objects_are_those_of_kubernetes_and_the_program_understands_its_words()
     assert options.directories.plugins == "/var/lib/kubelet/plugins"
     assert pod["automountServiceAccountToken"] is True
     paths = {each["mountPath"] for each in container["volumeMounts"]}
-    assert {"/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/driver-root"} == paths
+    kubelet = {f"/var/lib/kubelet/{name}" for name in ("plugins", "plugins_registry", "pod-resources")}
+    assert {*kubelet, "/var/run/cdi", "/driver-root"} == paths
+    more = objects({"dra": {"enabled": True, "privileged": True}})
+    ((pod, container),) = [(pod, each) for pod, each in containers(more) if each["args"][0] == "dra-driver"]
+    assert "/run/ocigpu" in {each["mountPath"] for each in container["volumeMounts"]}, "MIG devices have one lock"
+    assert "/run/ocigpu" in {each.get("hostPath", {}).get("path") for each in pod["volumes"]}
+    other = objects({"dra": {"enabled": True}, "host": {"kubelet": "/data/kubelet"}})
+    ((_, container),) = [(pod, each) for pod, each in containers(other) if each["args"][0] == "dra-driver"]
+    assert "--pods-socket=/data/kubelet/pod-resources/kubelet.sock" in container["args"]
+    assert "/data/kubelet/pod-resources" in {each["mountPath"] for each in container["volumeMounts"]}
 
 
 def test_classes_choose_the_devices_of_their_kind() -> None:
@@ -84,16 +90,15 @@ def test_the_drivers_rights_suffice_and_end_at_its_own_node(cluster: Cluster) ->
             publisher(cluster, on).publish(DEVICES)
     assert len(cluster.objects("ResourceSlice")) == 1
     (document,) = as_objects(make_slices(DEVICES, Pool(DRIVER, NODE)), Pool(DRIVER, NODE))
-    ours = ApiCluster(cluster.client(ACCOUNT))
-    cluster.add_extra(ACCOUNT, {"authentication.kubernetes.io/node-name": [NODE]})
-    for spec in ({"allNodes": True}, {"nodeSelector": {"nodeSelectorTerms": []}}):
+    ours = ApiCluster(cluster.client(ACCOUNT, node=NODE))
+    every = {"matchExpressions": [{"key": "a", "operator": "Exists"}]}
+    for spec in ({"allNodes": True}, {"nodeSelector": {"nodeSelectorTerms": [every]}}):
         everywhere = {name: value for name, value in document["spec"].items() if name != "nodeName"}
         with pytest.raises(HostError, match="of its own node only"):
             ours.create_slice({**document, "spec": {**everywhere, **spec}})
     (theirs,) = cluster.objects("ResourceSlice")
-    cluster.add_extra(ACCOUNT, {"authentication.kubernetes.io/node-name": ["other"]})
     with pytest.raises(HostError, match="of its own node only"):
-        ours.delete_slice(theirs["metadata"]["name"])
+        ApiCluster(cluster.client(ACCOUNT, node="other")).delete_slice(theirs["metadata"]["name"])
     assert cluster.create(document), "others are not the policy's affair"
 
 
@@ -129,8 +134,10 @@ def test_wrong_configurations_are_refused_when_a_claim_is_made(
     other = json.loads(json.dumps(document).replace(DRIVER, "nic.example.com"))
     other["metadata"]["name"] = "other"
     assert cluster.create(other), "another driver's are its own affair"
+    cluster.delete(other["kind"], "other", "gpu")
     if not words:
         assert cluster.create(document)
+        cluster.delete(document["kind"], "c", "gpu")
         return
     with pytest.raises(Problem, match=words):
         cluster.create(document)

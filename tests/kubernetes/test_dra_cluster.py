@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_lab import DRIVER, NODE, write_kubeconfig
+from dra_lab import DRIVER, NODE
 from kubernetes_lab import host
 from support.cluster import Cluster
 from test_dra_slices import nine_gpus
 
 from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.client import HTTP_ERROR, is_gone, refused
 from ocigpu.kubernetes.dra.cluster import ApiCluster, open_cluster
 from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, Taint, make_devices
 from ocigpu.kubernetes.dra.publisher import Publisher
 from ocigpu.kubernetes.dra.slices import ApiFeatures
+from ocigpu.kubernetes.tenants.service.cluster import httpx
 
 DEVICES = make_devices(DraNode(host("a100-8")))
 
@@ -180,12 +182,39 @@ def test_claims_are_read_by_name(cluster: Gated) -> None:
     assert found["metadata"]["uid"] == made["metadata"]["uid"]
 
 
+def test_a_404_that_does_not_name_the_claim_is_no_claims_end(cluster: Gated) -> None:
+    """A version that is served no more and a proxy answer so: the claim may be there, the version is asked again."""
+    ours = ApiCluster(cluster.client())
+    assert ours.get_claim("team", "gone") is None
+    before = len(cluster.requests)
+    cluster.fail(1, 404, "GET", "/resourceclaims")
+    with pytest.raises(HostError, match="GET resourceclaims team/gone: 404"):
+        ours.get_claim("team", "gone")
+    assert ours.get_claim("team", "gone") is None
+    assert [path.rpartition("/")[2] for _, path in cluster.requests[before:]] == ["gone", "resourceslices", "gone"]
+    plain = httpx.Response(404, text="404 page not found", request=httpx.Request("GET", "http://127.0.0.1"))
+    with pytest.raises(HTTP_ERROR) as raised:
+        plain.raise_for_status()
+    assert not is_gone(raised.value, "gone")
+    assert "404 page not found" in refused("GET", raised.value).message
+
+
+def test_a_version_that_another_thread_has_asked_again_is_not_lost(cluster: Gated) -> None:
+    """It is forgotten with a 404 for a claim, while slices are written."""
+
+    class Forgetful(ApiCluster):
+        _version = property(lambda _: next(known), lambda *_: None)  # type: ignore[assignment]
+
+    known = iter(["v1", ""])
+    assert Forgetful(cluster.client()).version == "v1"
+
+
 def test_errors_of_the_server_are_one_line(cluster: Gated, tmp_path: Path) -> None:
     cluster.fail(1, 403, "GET", "/resourceslices")
     with pytest.raises(HostError, match="LIST resourceslices: 403") as caught:
         ApiCluster(cluster.client()).list_slices(DRIVER, NODE)
     assert caught.value.code == "OCIGPU-KUBE-5"
-    path = write_kubeconfig(cluster, tmp_path / "config")
+    path = cluster.write_kubeconfig(tmp_path / "config")
     with closing(open_cluster(str(path))) as server:
         assert server.version == "v1"
     path.write_text(re.sub(r"http://[^\"]*", "http://127.0.0.1:1", path.read_text()))

@@ -14,7 +14,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.dra.claims import Allotted, mps_place
 from ocigpu.kubernetes.dra.configs import DeviceConfig
-from ocigpu.kubernetes.dra.devices import DraNode, make_devices
+from ocigpu.kubernetes.dra.devices import DraNode, make_devices, vfio_names
 from ocigpu.kubernetes.dra.effects import Effects, mps_commands, plan_steps
 from ocigpu.kubernetes.dra.node import read_dra_node
 from ocigpu.system.settings_file import read_settings
@@ -65,7 +65,8 @@ def test_a_gpu_that_a_machine_still_has_is_not_given_back(tmp_path: Path) -> Non
     effects = Effects(settings, str(tmp_path / "mps"), silent)
     lab = Lab(tmp_path / "lab", settings=settings, effects=effects.table, plan=plan_steps)
     lab.node = DraNode(vfio=read_vfio_facts(roots))
-    ref = lab.add("vm", result("gpu-vfio-0"), config=[opaque("VfioDeviceConfig")])
+    gpu = next(iter(vfio_names(lab.node.vfio)))
+    ref = lab.add("vm", result(gpu), config=[opaque("VfioDeviceConfig")])
     lab.preparer.prepare(ref)
     assert lab.specs == [f"k8s.{DRIVER}-claim_vm_vfio.json"]
     text = (lab.directory / "cdi" / lab.specs[0]).read_text()
@@ -75,10 +76,46 @@ def test_a_gpu_that_a_machine_still_has_is_not_given_back(tmp_path: Path) -> Non
             lab.preparer.unprepare(ref)
         lab.restart()
         with pytest.raises(RequestError, match="in use by claim team/vm"):
-            lab.preparer.prepare(lab.add("next", result("gpu-vfio-0")))
+            lab.preparer.prepare(lab.add("next", result(gpu)))
     lab.preparer.unprepare(ref)
     assert lab.preparer.held() == ()
-    assert lab.preparer.prepare(lab.add("next", result("gpu-vfio-0")))
+    assert lab.preparer.prepare(lab.add("next", result(gpu)))
+
+
+def slices(interval: str) -> list[dict[str, Any]]:
+    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
+    return [opaque("GpuConfig", sharing=sharing)]
+
+
+@pytest.mark.root
+def test_shares_of_a_gpu_have_one_length_of_time_slices(session_directory: Path, tmp_path: Path) -> None:
+    """It is the GPU's: the last claim's would count for all, and the first one's end would end it for all."""
+    directory = session_directory / "dra-mps"
+    if not (directory / "config.toml").exists():
+        make_mps_host(directory)
+    settings = read_settings(str(directory / "config.toml"))
+    effects = Effects(settings, str(tmp_path / "mps"), silent)
+    lab = Lab(tmp_path, settings=settings, effects=effects.table, plan=plan_steps, devices={"shares": "4"})
+    lab.node = read_dra_node(settings).node
+    now = (directory / "timeslice0").read_text
+    one, two = (lab.add(name, result("gpu-0", shareID=name), config=slices("Long")) for name in ("one", "two"))
+    lab.preparer.prepare(one)
+    lab.preparer.prepare(two)
+    with pytest.raises(RequestError, match=r"gpu-0 has time slices of another length: Long, for claim team/(one|two)"):
+        lab.preparer.prepare(lab.add("short", result("gpu-0", shareID="short"), config=slices("Short")))
+    lab.preparer.prepare(lab.add("plain", result("gpu-0", shareID="plain")))
+    twice = lab.add("twice", result("gpu-1", "a", shareID="a"), result("gpu-1", "b", shareID="b"))
+    lab.claims["twice"]["status"]["allocation"]["devices"]["config"] = [
+        {**slices(interval)[0], "requests": [name]} for name, interval in (("a", "Short"), ("b", "Medium"))
+    ]
+    with pytest.raises(RequestError, match="time slices of another length: Short, for this claim"):
+        lab.preparer.prepare(twice)
+    assert now() == "3\n"
+    lab.preparer.unprepare(one)
+    assert now() == "3\n", "another claim has it so"
+    lab.preparer.unprepare(two)
+    assert now() == "0\n"
+    assert lab.preparer.prepare(lab.add("short", result("gpu-0", shareID="short"), config=slices("Short")))
 
 
 @pytest.mark.root
@@ -101,8 +138,19 @@ def test_a_control_daemon_that_does_not_start_leaves_nothing(
     assert (lab.specs, lab.preparer.held()) == ([], ())
     assert list((tmp_path / "mps/claims").iterdir()) == []
     (directory / "usr/bin/mps-faults").unlink()
-    lab.preparer.prepare(ref)
+    first = lab.preparer.prepare(ref)
     lab.preparer.resume("mps")
+    ((key, child),) = effects._children.items()
+    child.kill()  # and the control daemon with it
+    child.wait()
+    assert lab.preparer.prepare(ref) == first
+    assert effects._children[key].poll() is None, "the next container finds one"
+    mode = directory / "compute-mode.0"
+    assert mode.read_text() == "3"
+    effects._children[key].kill()
+    lab.preparer.unprepare(ref)
+    assert mode.read_text() == "0", "the next tenant's GPU is for more than one process"
+    lab.preparer.prepare(ref)
     effects.close()
     lab.restart()
     lab.preparer.resume("mps")

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from dra_lab import API, DRIVER, KubeletProcess, RunningDriver, dra_driver, dra_kubelet, write_kubeconfig
+from dra_lab import API, DRIVER, RunningDriver, dra_driver, dra_kubelet
 from mps_lab import make_mps_host
 from support import requirements
 from support.cluster import Cluster
 from support.product import SimulatedHost, gpu_names, listed_uuids
+from support.programs import AskedProgram
 from support.runtimes import container_id, run_container, script
 
 from ocigpu.bundle.inject import inject
@@ -50,9 +51,13 @@ class DraHost(NamedTuple):
 
     directory: Path
     cluster: Cluster
-    kubelet: KubeletProcess
+    kubelet: AskedProgram
     driver: RunningDriver
     place: Path
+
+    @property
+    def is_driverless(self) -> bool:
+        return not (self.directory / "proc/driver/nvidia").exists()
 
     def devices(self) -> dict[str, dict[str, Any]]:
         """Return the published devices by name."""
@@ -113,14 +118,17 @@ def nodes(session_directory: Path) -> Iterator[Callable[..., DraHost]]:
                 settings = simulated.settings if simulated else place / "host/config.toml"
                 if kind == "mps":
                     settings = make_mps_host(place / "host").settings
+                elif kind == "mig":
+                    cut = "1g.5gb,1g.5gb,2g.10gb,3g.20gb"
+                    create_host(str(place / "host"), 2, "a100", (f"0:{cut}", f"1:{cut}"))
                 elif kind == "driverless":
                     create_host(str(place / "host"), 2, "h100", driver="none")
                 cluster = stack.enter_context(Cluster())
                 cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
-                config = write_kubeconfig(cluster, place / "kubeconfig")
+                config = cluster.write_kubeconfig(place / "kubeconfig")
                 kubelet = stack.enter_context(dra_kubelet(place / "k"))
                 words = (f"--kubeconfig={config}", f"--mps-root={place}/mps")
-                driver = stack.enter_context(dra_driver(settings, place / "k", *words))
+                driver = stack.enter_context(dra_driver(settings, place / "k", *words, PROBE="10"))
                 kubelet.find()
                 driver.wait_for_log("published")
                 running[kind] = DraHost(settings.parent, cluster, kubelet, driver, place)
@@ -139,8 +147,7 @@ def test_a_pod_of_the_examples_has_exactly_its_devices(
 ) -> None:
     example = EXAMPLES[name]
     kind = example.get("host", "gpu")
-    fixture = {"gpu": "simulated_host", "mig": "mig_host"}.get(kind)
-    node = nodes(kind, request.getfixturevalue(fixture) if fixture else None)
+    node = nodes(kind, request.getfixturevalue("simulated_host") if kind == "gpu" else None)
     before = set(os.listdir(node.place / "cdi"))
     claims: dict[str, tuple[list[str], dict[str, Any]]] = {}
     devices = node.devices()
@@ -171,6 +178,8 @@ def test_a_pod_of_the_examples_has_exactly_its_devices(
     assert len(set(letters.values())) == len(letters), "different letters are different devices"
     if name == "gpu-test5":
         check_sharing(node)
+    if name == "gpu-test6":
+        assert [(node.directory / f"timeslice{number}").read_text() for number in (0, 2, 4, 6)] == ["3\n"] * 4
     for ref, _ in claims.values():
         assert node.kubelet.unprepare(DRIVER, [ref]) == {ref[1]: {}}
         node.cluster.delete("ResourceClaim", ref[2], "team")
@@ -197,14 +206,16 @@ def check_container(
         inject(config, edits)
         given.append(config)
 
-    bundle = make_bundle(script(["true"], ["ls", "/dev/vfio"]) if name == "vfio" else LOOK, edit=edit)
+    bundle = make_bundle(script(["true"], ["ls", "/dev/vfio"]) if node.is_driverless else LOOK, edit=edit)
     done = run_container([str(requirements.find_program("runc"))], bundle, container_id(), env=environment)
     assert done.returncode == 0, done.stderr
-    if name == "vfio":
+    if node.is_driverless:
         groups = [each for each in done.stdout.split("@@0\n")[1].split() if each.isdigit()]
         assert len(groups) == 1
         assert [each for each in given[0]["linux"]["devices"] if "nvidia" in each["path"]] == []
-        assert {each["path"] for each in given[0]["linux"]["devices"]} >= {"/dev/vfio/vfio", f"/dev/vfio/{groups[0]}"}
+        api = {"/dev/vfio/vfio"} if name == "vfio" else set()
+        here = {each["path"] for each in given[0]["linux"]["devices"] if each["path"].startswith("/dev/vfio")}
+        assert here == {f"/dev/vfio/{groups[0]}", *api}
         return
     listed, dev, variables = done.stdout.split("@@0\n")[:3]
     uuids = {each["attributes"]["uuid"]["string"] for each in chosen}

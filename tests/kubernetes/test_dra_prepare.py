@@ -1,11 +1,13 @@
 """Claims are prepared and given back: once, whole, and undone by whoever comes after a driver that was killed."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_lab import DRIVER, NODE, Lab, claim, opaque, result
+from dra_lab import DRIVER, NODE, Killed, Lab, claim, opaque, result
 from kubernetes_lab import host
 
 from ocigpu.cdi.check import check_spec
@@ -70,10 +72,17 @@ def test_prepared_twice_it_is_the_same_without_the_api_server(lab: Lab) -> None:
         (None, "OCIGPU-DRA-1", "it was deleted"),
         (claim("other", result("gpu-0")), "OCIGPU-DRA-1", "it was replaced by another one"),
         ({**claim("uid"), "status": {}}, "OCIGPU-DRA-1", "it is not allocated"),
+        ({**claim("uid"), "status": None}, "OCIGPU-DRA-1", "it is not allocated"),
+        ({**claim("uid"), "status": {"allocation": {"devices": None}}}, "OCIGPU-DRA-1", "none of its devices"),
         (claim("uid", {**result("gpu-0"), "driver": "nic.example.com"}), "OCIGPU-DRA-1", "they are of nic.example.com"),
         (claim("uid", {**result("gpu-0"), "pool": "worker-2"}), "OCIGPU-DRA-1", "not of this node"),
         (claim("uid", result("gpu-77")), "OCIGPU-DRA-3", 'no device "gpu-77"'),
         (claim("uid", result("gpu-0"), config=[opaque("Nonsense")]), "OCIGPU-DRA-2", "kind"),
+        (
+            claim("uid", result("gpu-0", shareID="s1"), config=[opaque("GpuConfig", sharing={"strategy": "MPS"})]),
+            "OCIGPU-DRA-2",
+            "not shared by MPS",
+        ),
         (
             claim(
                 "uid",
@@ -154,7 +163,9 @@ def test_without_a_driver_claims_are_given_back(lab: Lab) -> None:
 def test_a_state_that_is_not_understood_is_kept_aside(lab: Lab) -> None:
     lab.preparer.prepare(lab.add("uid-1", result("gpu-1")))
     (lab.directory / FILE).write_bytes(b"{}\n00000000")
+    assert (lab.preparer.held(), lab.preparer.made_places()) == ((), set())  # these say nothing, and move nothing
     lab.restart()
+    assert any("is not understood: moved to" in line for line in lab.logged)
     assert (lab.directory / f"{FILE}.bad").exists()
     assert lab.specs == []
     assert lab.preparer.held() == ()
@@ -175,10 +186,6 @@ def test_a_later_versions_state_is_understood(lab: Lab) -> None:
     assert lab.preparer.held()[0].devices[0].config.strategy == "TimeSlicing"
 
 
-class Killed(BaseException):
-    """The driver is gone, whatever it was doing."""
-
-
 class Things:
     """Effects whose every step may fail or be the driver's last."""
 
@@ -190,7 +197,7 @@ class Things:
     def effects(self) -> dict[str, ClaimEffect]:
         return {"thing": ClaimEffect(self.do, self.undo)}
 
-    def plan(self, _allotted: Any, _view: Any) -> list[ClaimStep]:
+    def plan(self, *_: Any) -> list[ClaimStep]:
         return [ClaimStep("thing", {"name": name}) for name in ("bind", "power")]
 
     def do(self, _record: Any, arguments: dict[str, str], _view: Any) -> None:
@@ -268,6 +275,125 @@ def test_what_is_still_in_use_is_given_back_when_it_no_longer_is(stepwise: Lab, 
     stepwise.preparer.unprepare(ref)
     assert (things.done, stepwise.preparer.held()) == ([], ())
     assert things.journal.count("unpower") == 1
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        None,
+        claim("another", result("gpu-1"), name="uid-1"),
+        {**claim("uid-1", result("gpu-1")), "status": {}},
+        claim("uid-1", {**result("gpu-1"), "pool": "worker-2"}),
+    ],
+)
+def test_claims_that_are_gone_for_a_while_are_given_back(stepwise: Lab, things: Things, now: Any) -> None:
+    """Also after a start of the driver, which knows only what it has written down."""
+    ref, other = stepwise.add("uid-1", result("gpu-1")), stepwise.add("uid-2", result("gpu-2"))
+    before = stepwise.claims["uid-1"]
+    stepwise.preparer.prepare(ref)
+    stepwise.preparer.prepare(other)
+    stepwise.restart()
+    sweep = stepwise.preparer.sweep_vanished
+    assert not sweep(0.0, 60.0)
+    stepwise.claims["uid-1"] = now
+    assert sweep(100.0, 60.0), "its pod may be ending"
+    stepwise.claims["uid-1"] = before
+    assert not sweep(150.0, 60.0)
+    stepwise.claims["uid-1"] = now
+    assert sweep(200.0, 60.0)
+    assert len(stepwise.preparer.held()) == 2
+    things.stuck = "bind"
+    assert not sweep(260.0, 60.0)
+    assert len(stepwise.preparer.held()) == 2, "in use by process 17"
+    things.stuck = ""
+    assert not sweep(560.0, 60.0)
+    assert [each.claim for each in stepwise.preparer.held()] == [other]
+    assert [name.split("_")[1] for name in stepwise.specs] == ["uid-2"]
+
+
+def test_a_claim_that_is_gone_keeps_what_a_pod_still_has(stepwise: Lab) -> None:
+    """Whoever may delete a claim would otherwise take a GPU from a running container, and the next claim got it."""
+    listing: dict[str, Any] = {"answer": HostError("OCIGPU-DRA-3", "ask the kubelet for its pods: no answer")}
+
+    def listed() -> Any:
+        if isinstance(listing["answer"], HostError):
+            raise listing["answer"]
+        return listing["answer"]
+
+    stepwise.options["listed"] = listed
+    stepwise.restart()
+    stepwise.preparer.prepare(stepwise.add("uid-1", result("gpu-1"), result("gpu-2")))
+    sweep = stepwise.preparer.sweep_vanished
+    assert not sweep(0.0, 60.0), "the kubelet is asked only when a claim is gone"
+    stepwise.claims["uid-1"] = None
+    assert sweep(100.0, 60.0)
+    with pytest.raises(HostError, match="no answer"):
+        sweep(160.0, 60.0)
+    listing["answer"] = {("team", "uid-1", "gpu-2")}
+    assert not sweep(220.0, 60.0)
+    assert stepwise.preparer.held()
+    assert stepwise.logged[-1] == "claim team/uid-1: it is gone, and a pod still has its devices"
+    listing["answer"] = {("team", "uid-1", "gpu-3"), ("other", "uid-1", "gpu-1"), ("team", "uid-2", "gpu-1")}
+    assert not sweep(520.0, 60.0)
+    assert not stepwise.preparer.held()
+
+
+def test_while_the_api_server_is_away_no_claim_is_gone(lab: Lab) -> None:
+    def away() -> None:
+        raise HostError("OCIGPU-KUBE-5", "API server: no route to host")
+
+    lab.preparer.prepare(lab.add("uid-1", result("gpu-1")))
+    lab.claims["uid-1"] = None
+    assert lab.preparer.sweep_vanished(0.0, 60.0)
+    lab.claims["uid-1"] = away
+    with pytest.raises(HostError, match="no route"):
+        lab.preparer.sweep_vanished(300.0, 60.0)
+    assert lab.preparer.held()
+
+
+def test_giving_back_waits_for_no_api_server(lab: Lab) -> None:
+    """Ten claims that wait for it would keep a pod's end for longer than the kubelet waits."""
+    ours = lab.add("uid-1", result("gpu-1"))
+    lab.preparer.prepare(ours)
+    asked, answers = threading.Event(), threading.Event()
+
+    def slowly() -> Any:
+        asked.set()
+        answers.wait(60)
+        return claim("uid-2", result("gpu-2"))
+
+    lab.claims["uid-2"] = slowly
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            waiting = pool.submit(lab.preparer.prepare, ClaimRef("team", "uid-2", "uid-2"))
+            assert asked.wait(60)
+            pool.submit(lab.preparer.unprepare, ours).result(30)
+            assert not waiting.done()
+        finally:
+            answers.set()
+        assert waiting.result(60)
+    assert [each.claim.uid for each in lab.preparer.held()] == ["uid-2"]
+
+
+def test_a_claim_that_is_given_back_while_it_is_asked_for_again_is_read(lab: Lab) -> None:
+    ref = lab.add("uid-1", result("gpu-1"))
+    lab.preparer.prepare(ref)
+    lab.preparer.store, real = EmptiedStore(lab), lab.preparer.store
+    assert lab.preparer.prepare(ref)
+    assert (lab.preparer.store, lab.reads) == (real, 2)
+
+
+class EmptiedStore:
+    """The store of a preparer at a moment after which another driver gives everything back."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab, self._real = lab, lab.preparer.store
+
+    def read(self) -> Any:
+        found = self._real.read()
+        self._lab.preparer.store = self._real
+        self._lab.preparer.unprepare(ClaimRef("team", "uid-1", "uid-1"))
+        return found
 
 
 def test_a_disk_that_is_full_prepares_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

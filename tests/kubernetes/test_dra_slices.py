@@ -68,6 +68,7 @@ def test_a_gpu_has_the_vendors_names_and_types() -> None:
     assert device.attributes == {
         "type": {"string": "gpu"},
         "uuid": {"string": gpu.uuid},
+        "index": {"int": 0},
         "productName": {"string": gpu.model},
         "brand": {"string": gpu.brand},
         "architecture": {"string": "Ampere"},
@@ -245,13 +246,78 @@ def test_dropped_fields_are_noticed() -> None:
     assert dropped_fields(wanted[2], wanted[2]) == ()
 
 
+@pytest.mark.parametrize(
+    ("shares", "policies"),
+    [
+        ("unlimited", {"memory": {"default": "0", "validRange": {"min": "0"}}}),
+        ("memory", {"memory": {"default": "81920Mi", "validRange": {"min": "1Mi", "step": "1Mi"}}}),
+        (
+            "4",
+            {
+                "memory": {"default": "0", "validRange": {"min": "0"}},
+                "shares": {"default": "1", "validRange": {"min": "1", "step": "1"}},
+            },
+        ),
+        (
+            "1",
+            {
+                "memory": {"default": "0", "validRange": {"min": "0"}},
+                "shares": {"default": "1", "validRange": {"min": "1"}},
+            },
+        ),
+    ],
+)
+def test_what_a_claim_takes_of_a_shared_gpu(shares: str, policies: dict[str, Any]) -> None:
+    """Rules of CapacityRequestPolicy: the default is a multiple of the step, and min and step are within the value."""
+    devices = make_devices(node(), DeviceOptions(shares=shares))
+    device = make_slices(devices, POOL)[0]["devices"][0]
+    assert device["allowMultipleAllocations"] is True
+    found = {name: each["requestPolicy"] for name, each in device["capacity"].items() if "requestPolicy" in each}
+    assert found == policies
+    for name, policy in found.items():
+        default, least = (parse_quantity(each) for each in (policy["default"], policy["validRange"]["min"]))
+        value, step = (
+            parse_quantity(device["capacity"][name]["value"]),
+            parse_quantity(policy["validRange"].get("step")),
+        )
+        assert default is not None
+        assert least is not None
+        assert value is not None
+        assert least <= default <= value
+        assert not step or (default % step == 0 and least + step <= value)
+    plain = make_slices(devices, POOL, ApiFeatures(sharing=False))[0]["devices"][0]
+    assert plain["capacity"]["memory"] == {"value": "81920Mi"}
+    dropped = dropped_fields(device, plain)
+    assert features_without(ApiFeatures(), dropped) == ApiFeatures(sharing=False)
+    spelled = [{**each, "devices": [*each["devices"]]} for each in make_slices(devices, POOL)]
+    spelled[0]["devices"][0] = {
+        **device,
+        "capacity": {
+            **device["capacity"],
+            "memory": {
+                "value": "80Gi",
+                "requestPolicy": {
+                    **policies["memory"],
+                    "validRange": {
+                        name: {"1Mi": "1048576"}.get(text, text)
+                        for name, text in policies["memory"]["validRange"].items()
+                    },
+                },
+            },
+        },
+    }
+    assert same_slices(make_slices(devices, POOL), spelled)
+
+
 def test_gpus_for_virtual_machines() -> None:
     functions = [Function(f"0000:{bus:02x}:00.0", 0x10DE, 0x2330, 0x0302, "vfio-pci") for bus in (0x81, 0x82)]
     switch = Function("0000:90:00.0", 0x10DE, 0x22A3, 0x0680, "vfio-pci")
     facts = VfioFacts(tuple(Candidate(each, n + 5) for n, each in enumerate([*functions, switch])), iommufd=True)
     places = {"00000000:81:00.0": GpuPlace(("pci0000:80",), 1)}
     devices = make_devices(DraNode(vfio=facts, places=places, models={0x2330: "H100 SXM5 80GB"}))
-    assert [each.name for each in devices] == ["gpu-vfio-0", "gpu-vfio-1"]
+    assert [each.name for each in devices] == ["gpu-vfio-0000-81-00-0", "gpu-vfio-0000-82-00-0"]
+    left = make_devices(DraNode(vfio=facts._replace(candidates=facts.candidates[1:])))
+    assert [each.name for each in left] == ["gpu-vfio-0000-82-00-0"], "one that is lost renames no other"
     assert devices[0].attributes == {
         "type": {"string": "vfio"},
         "deviceID": {"string": "0x2330"},
@@ -263,17 +329,6 @@ def test_gpus_for_virtual_machines() -> None:
         "resource.kubernetes.io/pcieRoot": {"string": "pci0000:80"},
         "resource.kubernetes.io/numaNode": {"int": 1},
     }
-
-
-def test_another_vendors_gpus() -> None:
-    facts = host("mi300x-4")
-    devices = make_devices(DraNode(others=(facts,)))
-    assert [each.name for each in devices] == [f"gpu-{gpu.index}" for gpu in facts.gpus]
-    assert {each.vendor for each in devices} == {"amd"}
-    assert not devices[0].conflicts(devices[1])
-    parts = make_devices(DraNode(others=(host("mi300x-partitioned"),)))
-    assert len({each.name for each in parts}) == len(parts)
-    assert all(check_device(each) == () for each in (*devices, *parts))
 
 
 def test_a_pool_of_100_nodes_with_8_gpus_each() -> None:
@@ -289,11 +344,31 @@ def test_a_pool_of_100_nodes_with_8_gpus_each() -> None:
     assert len(seen) == 100
 
 
+@pytest.mark.parametrize(
+    ("taint", "problem"),
+    [
+        (Taint("gpu.nvidia.com/xid", "79"), ""),
+        (Taint("gpu.nvidia.com/gpu-lost", "", "NoExecute"), ""),
+        (Taint("plain", effect="None"), ""),
+        (Taint("gpu.nvidia.com/quarantined", "reset failed: 5"), 'value "reset failed: 5" is not the value of a label'),
+        (Taint("gpu.nvidia.com/x", "a" * 64), "is not the value of a label"),
+        (Taint("gpu.nvidia.com/x", "79", "Evict"), 'effect "Evict" is not one of None, NoSchedule, NoExecute'),
+        (Taint("gpu.nvidia.com/", "79"), "it is not a name of at most 63 characters after a DNS name"),
+        (Taint("GPU_/x", "79"), "it is not a name of at most 63 characters after a DNS name"),
+    ],
+)
+def test_taints_that_the_api_would_refuse_are_named(taint: Taint, problem: str) -> None:
+    """One would keep all devices of the slice from being published."""
+    found = check_device(make_devices(node())[0]._replace(taints=(taint,)))
+    assert [problem in each for each in found] == ([True] if problem else [])
+    assert all(each.startswith(f'device gpu-0: taint "{taint.key}": ') for each in found)
+
+
 def test_devices_of_one_gpu_exclude_each_other() -> None:
     one, two, *_ = make_devices(node())
     assert one.conflicts(one)
     assert not one.conflicts(two)
     mig = one._replace(name="a", kind="mig", memory=(0, 1))
-    assert mig.conflicts(one._replace(kind="vfio", name="gpu-vfio-0"))
+    assert mig.conflicts(one._replace(kind="vfio", name="gpu-vfio-0000-81-00-0"))
     assert mig.conflicts(mig._replace(name="b", memory=(1, 2)))
     assert not mig.conflicts(mig._replace(name="b", memory=(2, 3)))

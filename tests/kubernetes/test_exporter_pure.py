@@ -15,11 +15,10 @@ from ocigpu.gpus.pci import Function
 from ocigpu.gpus.vfio.facts import Candidate
 from ocigpu.kubernetes.exporter.collectors import DEFAULTS, Collector, parse_collectors, write_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render
-from ocigpu.kubernetes.exporter.jobs import read_jobs
 from ocigpu.kubernetes.exporter.metrics import BY_NAME, CLOCK_COUNT, GPM_METRICS, METRICS, XID, XID_COUNT, XID_MESSAGES
 from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
 from ocigpu.kubernetes.exporter.options import Devices, ExporterOptions, parse_address, parse_devices, parse_options
-from ocigpu.kubernetes.exporter.owners import WHOLE, Claim, Held, Owner, find_owners, find_vfio_owners
+from ocigpu.kubernetes.exporter.owners import WHOLE, Claim, Held, Owner, find_owners, find_vfio_owners, read_jobs
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, parse_sample
 
 UTIL, USED = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"

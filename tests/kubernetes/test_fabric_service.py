@@ -1,6 +1,5 @@
 """The partitions of a manager behind ``ocigpu fabric serve``: real gRPC over real sockets, and mutual TLS."""
 
-import datetime
 import gc
 import json
 import os
@@ -10,15 +9,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from ipaddress import ip_address
 from pathlib import Path
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from support.authority import Authority
 
 from ocigpu.gpus.nvidia.fabric.libnvfm import LibnvfmFabric
 from ocigpu.gpus.nvidia.fabric.partitions import FabricError, board_partitions
@@ -63,43 +58,6 @@ def serve(fabric: LibnvfmFabric, log: KeptLog) -> Iterator[Serve]:
             return server
 
         yield start
-
-
-class Authority:
-    """Signs certificates into directories."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
-        self.certificate = self._sign(self._name, self._key, x509.BasicConstraints(ca=True, path_length=None))
-
-    def _sign(
-        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType
-    ) -> x509.Certificate:
-        now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder(self._name, name, key.public_key(), x509.random_serial_number())
-        builder = builder.not_valid_before(now - datetime.timedelta(days=1))
-        builder = builder.not_valid_after(now + datetime.timedelta(days=1))
-        for extension in extensions:
-            builder = builder.add_extension(extension, critical=False)
-        return builder.sign(self._key, hashes.SHA256())
-
-    def issue(self, name: str, san: bool = True, authority: "Authority | None" = None) -> str:
-        """Return a directory with the files for somebody, who trusts ``authority``."""
-        directory = self._directory / f"{name}-{os.urandom(4).hex()}"
-        directory.mkdir()
-        key = ec.generate_private_key(ec.SECP256R1())
-        alternatives = x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ip_address("127.0.0.1"))])
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._sign(subject, key, *([alternatives] if san else []))
-        pem = serialization.Encoding.PEM
-        (directory / "ca.crt").write_bytes((authority or self).certificate.public_bytes(pem))
-        (directory / "tls.crt").write_bytes(certificate.public_bytes(pem))
-        (directory / "tls.key").write_bytes(
-            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        )
-        return str(directory)
 
 
 @pytest.fixture
@@ -267,6 +225,69 @@ def test_a_socket_left_by_a_service_that_was_killed_is_taken_over(
         left.bind(path)
     serve(f"unix:{path}", ME)
     assert open_fabric(f"grpc:unix:{path}").list_partitions()
+
+
+def vsock_loops_back() -> bool:
+    """Whether this kernel connects a vsock to itself (vsock_loopback): few machines for tests do."""
+    with socket.socket(socket.AF_VSOCK) as listener, socket.socket(socket.AF_VSOCK) as caller:
+        listener.bind((socket.VMADDR_CID_ANY, socket.VMADDR_PORT_ANY))
+        listener.listen()
+        caller.settimeout(1.0)
+        try:
+            caller.connect((VMADDR_CID_LOCAL, listener.getsockname()[1]))
+        except OSError:
+            return False
+        return True
+
+
+VMADDR_CID_LOCAL = 1
+"""linux/vm_sockets.h."""
+WAYS = ["in a unix socket's family", *(["by the kernel's loopback"] if vsock_loops_back() else [])]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_vsock_on_both_sides(
+    serve: Serve,
+    manager: SimulatedManager,
+    log: KeptLog,
+    work_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    """Where the kernel has no loopback, everything between gRPC and the socket's family is what runs."""
+    assert ServiceAddress("vsock", "", 6667).endpoint() == (socket.AF_VSOCK, (socket.VMADDR_CID_ANY, 6667))
+    assert ServiceAddress("vsock", "42", 6667).endpoint() == (socket.AF_VSOCK, (42, 6667))
+    caller = f"cid:{VMADDR_CID_LOCAL}"
+    if way == WAYS[0]:
+        caller = ME
+        monkeypatch.setattr(ServiceAddress, "endpoint", lambda _self: (socket.AF_UNIX, f"{work_directory}/vsock"))
+    serve("vsock:6667", caller)
+    client = open_fabric(f"grpc:vsock:{VMADDR_CID_LOCAL}:6667")
+    assert client.list_partitions() == board_partitions("hopper")
+    assert client.activate([2, 4]).physical_ids == (2, 4)
+    assert manager.active() == [(2, 4)]
+    client.deactivate([2, 4])
+    assert [line for line in log.lines if "activate 2,4" in line and "done" in line]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_caller_on_a_vsock_who_is_not_named_is_not_answered(
+    serve: Serve,
+    manager: SimulatedManager,
+    log: KeptLog,
+    work_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    caller = f"cid:{VMADDR_CID_LOCAL}"
+    if way == WAYS[0]:
+        caller = ME
+        monkeypatch.setattr(ServiceAddress, "endpoint", lambda _self: (socket.AF_UNIX, f"{work_directory}/vsock"))
+    serve("vsock:6668", "cid:2", "uid:1")
+    with pytest.raises(FabricError) as error:
+        open_fabric(f"grpc:vsock:{VMADDR_CID_LOCAL}:6668").activate([1])
+    assert (error.value.code, manager.active()) == ("OCIGPU-FAB-2", [])
+    assert f"warning: refused a connection: {caller} is not allowed" in log.lines
 
 
 @pytest.mark.parametrize("text", ["unix:/run/f", "vsock:2:6667", "tcp:node.example:1", "tcp:[::1]:65535"])

@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.core.errors import SettingsError
-from ocigpu.kubernetes.config import OPTIONS, Configuration, PluginOptions, configure, matches
+from ocigpu.kubernetes.config import (
+    MAX_BYTES,
+    OPTIONS,
+    Configuration,
+    PluginOptions,
+    configure,
+    matches,
+    parse_config_file,
+)
 from ocigpu.kubernetes.options import parse_duration
-from ocigpu.kubernetes.schema import MAX_BYTES, parse_config_file
 from ocigpu.kubernetes.sharing import Shared, Sharing
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"

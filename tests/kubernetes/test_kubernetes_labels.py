@@ -11,10 +11,17 @@ from support.trees import pci_function, write_tree
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
 from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize
-from ocigpu.kubernetes.labelling import read_surroundings
-from ocigpu.kubernetes.labels import Surroundings, family, make_labels, make_machine_labels, render_features, sanitise
-from ocigpu.kubernetes.publish import remove_features, write_features
-from ocigpu.kubernetes.vgpu import Vgpu, parse_vgpu
+from ocigpu.kubernetes.labelling import read_surroundings, remove_features, write_features
+from ocigpu.kubernetes.labels import (
+    Surroundings,
+    Vgpu,
+    family,
+    make_labels,
+    make_machine_labels,
+    parse_vgpu,
+    render_features,
+    sanitise,
+)
 
 T4 = host("t4-1")
 A100 = host("a100-8")

@@ -10,9 +10,12 @@ from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import Roots
-from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
+from ocigpu.gpus.vfio.facts import GroupMembers, VfioFacts, read_vfio_facts
 from ocigpu.gpus.vfio.offers import offer_functions
 from ocigpu.kubernetes.config import Configuration
+from ocigpu.kubernetes.exporter.owners import Held, Owner
+from ocigpu.kubernetes.exporter.pods import Listing
+from ocigpu.kubernetes.tenants import machine
 from ocigpu.kubernetes.vfio import make_vfio_inventory, model_class, read_model_names
 
 API: Tree = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}
@@ -81,6 +84,29 @@ def test_resources(tmp_path: Path, tree: Tree, resource: str, expected: dict[str
         for each in found.resources
     } == expected
     assert {each.kind for each in found.resources} == {"vfio"}
+
+
+def test_a_device_is_all_gpus_of_its_group(tmp_path: Path) -> None:
+    """Also where an NVSwitch comes first; as single functions each knows the others."""
+    switch = function("0000:05:00.0", 9, SWITCH, "0680")
+    (resource,) = make_vfio_inventory(
+        facts(tmp_path / "groups", {**TWO, **function("0000:3b:00.0", 9), **switch}), "gpu"
+    ).resources
+    (device,) = resource.devices
+    pair = ("0000:19:00.0", "0000:3b:00.0")
+    assert (device.gpu, device.gpus, device.group) == (pair[0], pair, GroupMembers(pair, ("0000:05:00.0",)))
+    single = facts(tmp_path / "functions", {**SINGLE, **function("0000:3b:00.0", 9)})
+    found = make_vfio_inventory(single, "gpu").resources[0].devices
+    assert [(each.gpus, each.group.gpus) for each in found] == [(pair[1:], pair), (pair[:1], pair)]
+
+
+def test_the_agent_knows_all_gpus_of_a_pods_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = facts(tmp_path, {**TWO, **function("0000:3b:00.0", 9)})
+    held = Held(Owner("pod", "tenant-a", "main"), "nvidia.com/gpu", "9")
+    monkeypatch.setattr(machine, "list_containers", lambda _socket: Listing(held=(held,)))
+    monkeypatch.setattr(machine, "read_vfio_facts", lambda _roots: read)
+    found = machine.MachineHands(Settings(), lambda _gpu: "").pods()
+    assert {gpu: each.pod for gpu, each in found.items()} == {"0000:19:00.0": "pod", "0000:3b:00.0": "pod"}
 
 
 def test_a_device_is_called_as_in_the_specification_that_cdi_generate_makes(tmp_path: Path) -> None:

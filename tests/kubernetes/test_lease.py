@@ -80,7 +80,8 @@ def test_the_whole_life() -> None:
 
 
 PATHS: dict[str, tuple[Lease, list[tuple[float, LeaseEvent]], Phase, str]] = {
-    "no pod comes": (reserved()[GPU], [(101 + RESERVE_LIMIT, TICK)], Phase.RECLAIMING, "NoPod"),
+    "no pod comes": (reserved()[GPU], [(101 + RESERVE_LIMIT, OVER)], Phase.RECLAIMING, "NoPod"),
+    "the kubelet does not say whether one comes": (reserved()[GPU], [(3700, TICK)], Phase.RESERVED, ""),
     "its image takes an hour": (reserved()[GPU], [(102, SEEN), (3700, TICK)], Phase.RESERVED, ""),
     "the pod is refused": (reserved()[GPU], [(102, SEEN), (103, OVER)], Phase.RECLAIMING, "PodEnded"),
     "nobody has asked the kubelet yet": (reserved()[GPU], [(103, OVER)], Phase.RESERVED, ""),
@@ -166,7 +167,7 @@ PATHS: dict[str, tuple[Lease, list[tuple[float, LeaseEvent]], Phase, str]] = {
         "Xid",
     ),
     "an operator wants it while it is lent": (
-        replace(checking(), maintenance=True),
+        replace(checking(), maintenance="OperatorRequest"),
         [(210, LeaseEvent(Happened.CHECK_PASSED))],
         Phase.MAINTENANCE,
         "OperatorRequest",
@@ -273,6 +274,14 @@ def test_a_refusal_says_where_the_gpu_is() -> None:
     with pytest.raises(HostError, match=r"Checking, generation 7") as caught:
         check_reservable([free(OTHER), checking()])
     assert caught.value.code == "OCIGPU-LEASE-2"
+
+
+def test_maintenance_that_has_not_begun_can_be_taken_back() -> None:
+    lease = leased()[GPU]
+    asked = follow(lease, (120, LeaseEvent(Happened.MAINTAIN, 7, text="OperatorRequest: new board")))
+    assert asked.maintenance == "OperatorRequest: new board"
+    check_act(asked, LeaseEvent(Happened.RELEASE, 7))
+    assert follow(asked, (121, LeaseEvent(Happened.RELEASE, 7))) == lease
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lease_lab import DEVICES, GPUS, World
+from lease_lab import DEVICES, GPUS, MODULES, World
 
 from ocigpu.core.errors import OcigpuError
-from ocigpu.kubernetes.devices import Resource
-from ocigpu.kubernetes.tenants.lease import Happened, LeaseEvent, Phase
+from ocigpu.gpus.nvidia.fabric.partitions import UNLINKED
+from ocigpu.gpus.vfio.facts import GroupMembers
+from ocigpu.kubernetes.devices import PluginDevice, Resource
+from ocigpu.kubernetes.tenants.gate import LeaseGate
+from ocigpu.kubernetes.tenants.lease import Happened, LeaseEvent, Phase, describe
 
 PAIR = (GPUS[0], GPUS[2])
 """Modules 1 and 3, a partition."""
@@ -24,7 +27,7 @@ def world(tmp_path: Path) -> World:
 
 def all_free(world: World) -> Any:
     agent = world.agent()
-    world.run_until(agent, GPUS, Phase.FREE)
+    world.run_until(agent, world.there, Phase.FREE)
     return agent
 
 
@@ -109,15 +112,42 @@ def test_a_partition_that_was_left_over_goes_first(world: World) -> None:
     assert world.board.active == {(1, 3), (2,), (5, 6, 7, 8)}
 
 
-def test_the_same_request_again(world: World) -> None:
+def test_the_same_request_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered where it was not before: the device plugin was killed while it switched the partition on."""
     agent, gate = all_free(world), world.gate()
-    world.allocate(gate, *PAIR)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.board, "activate", counting([1]))
+        with pytest.raises(Killed):
+            world.allocate(gate, *PAIR)
+    assert "Reserved" in refusal(world, PAIR[0])
     world.allocate(world.gate(), *PAIR)
     assert {world.leases()[gpu].generation for gpu in PAIR} == {1}
-    assert "Reserved" in refusal(world, PAIR[0])
     world.start_pod(7, *PAIR)
     world.run(agent, 10)
     assert "Leased" in refusal(world, *PAIR)
+
+
+def test_what_was_answered_is_no_other_pods_although_no_agent_has_seen_the_first(world: World) -> None:
+    """Its machine came and went while the agent did not run: the GPUs are as that tenant left them."""
+    agent = all_free(world)
+    world.allocate(world.gate(), *PAIR)
+    world.start_pod(7, *PAIR)
+    world.end_pod(7)
+    gate = world.gate()
+    resource = Resource("nvidia.com/gpu", DEVICES, "vfio")
+    assert not gate.has_changed() or not gate.has_changed()
+    assert not any(device.error for device in gate.judged(resource).devices), "a pod may have them"
+    with pytest.raises(OcigpuError, match="Reserved"):
+        world.allocate(gate, *PAIR)
+    assert gate.has_changed()
+    assert not gate.has_changed()
+    withheld = {device.gpu for device in gate.judged(resource).devices if device.error}
+    assert withheld == set(PAIR), "the kubelet would give them to pod after pod"
+    world.run_until(agent, PAIR, Phase.FREE)
+    assert not any(device.error for device in gate.judged(resource).devices)
+    world.allocate(gate, *PAIR)
+    assert {world.leases()[gpu].generation for gpu in PAIR} == {2}
+    assert not any(device.error for device in gate.judged(resource).devices)
 
 
 def test_a_pod_that_is_deleted_by_force_leaves_its_machine(world: World) -> None:
@@ -190,11 +220,13 @@ def test_a_tenant_whose_nvlinks_are_lost_keeps_its_gpu_until_it_ends(world: Worl
     world.lost = dict.fromkeys(PAIR, "PartitionLost: the service machine was restarted")
     world.run(agent, 10)
     assert {(lease.phase, lease.sick) for gpu, lease in agent.journal.leases.items() if gpu in PAIR} == {
-        (Phase.LEASED, "PartitionLost")
+        (Phase.LEASED, "PartitionLost: the service machine was restarted")
     }
     world.lost = {}
     world.end_pod(7)
     world.run_until(agent, PAIR, Phase.QUARANTINED)
+    lease = agent.journal.leases[PAIR[0]]
+    assert (lease.reason, lease.detail) == ("PartitionLost", "the service machine was restarted")
 
 
 def test_after_a_reboot_nothing_is_free_until_checked(world: World) -> None:
@@ -205,6 +237,84 @@ def test_after_a_reboot_nothing_is_free_until_checked(world: World) -> None:
     agent.step()
     assert world.phases() == {"Reclaiming"}
     world.run_until(agent, GPUS, Phase.FREE)
+
+
+def test_numbers_of_gpus_that_no_partition_has(world: World) -> None:
+    """Refused in one line that says what would give them; where they are wanted, the price is written down."""
+    agent = all_free(world)
+    three = (GPUS[0], GPUS[1], GPUS[2])
+    assert "3 GPUs are no partition of this board, its sizes are 1, 2, 4, 8; --unlinked-sets" in refusal(world, *three)
+    gate = LeaseGate(world.journal(), world.board, lambda: MODULES, world.holders, unlinked=True)
+    assert gate.prefer(DEVICES, [device.id for device in DEVICES], [], 3) == ("1", "2", "3"), "one four is spoilt"
+    assert set(gate.prefer(DEVICES, [device.id for device in DEVICES], ["5"], 3)) == {"5", "6", "7"}
+    assert gate.prefer(DEVICES, ["1", "2"], [], 3) == ()
+    cost = gate.reserve([device for device in DEVICES if device.gpu in three])
+    assert cost == f"{UNLINKED}; free sets of 8: 1 to 0, of 4: 2 to 1, of 2: 4 to 2"
+    assert world.board.active == {(1,), (2,), (3,)}
+    assert {(world.leases()[gpu].phase, world.leases()[gpu].detail) for gpu in three} == {(Phase.RESERVED, cost)}
+    world.start_pod(7, *three)
+    world.run_until(agent, three, Phase.LEASED)
+    world.end_pod(7)
+    world.run_until(agent, three, Phase.FREE)
+    assert not world.board.active
+    assert "no partition of this board" in refusal(world, GPUS[0], GPUS[1]), "a size that partitions have is one"
+
+
+def in_groups(*groups: tuple[int, ...], switches: tuple[str, ...] = ()) -> tuple[PluginDevice, ...]:
+    """Return a device for each IOMMU group, of GPUs by module."""
+    made = []
+    for numbers in groups:
+        gpus = tuple(GPUS[number - 1] for number in numbers)
+        name = "-".join(map(str, numbers))
+        made.append(PluginDevice(name, name, gpus[0], name, gpus=gpus, group=GroupMembers(gpus, switches)))
+    return tuple(made)
+
+
+def test_a_group_of_several_gpus_is_one_device_of_all_of_them(world: World) -> None:
+    agent, gate = all_free(world), world.gate()
+    devices = in_groups((1, 3), (2, 4), (5, 7), (6, 8))
+    assert gate.prefer(devices, [device.id for device in devices], [], 1) == ("1-3",)
+    assert set(gate.prefer(devices, [device.id for device in devices], ["5-7"], 2)) == {"5-7", "6-8"}
+    gate.reserve(devices[:1])
+    assert {gpu for gpu, lease in world.leases().items() if lease.phase is Phase.RESERVED} == set(PAIR)
+    world.start_pod(7, *PAIR)
+    world.run_until(agent, PAIR, Phase.LEASED)
+    world.end_pod(7)
+    world.deviations[PAIR[1]] = "VBIOS 96.1, accepted 96.0"
+    world.run_until(agent, PAIR, Phase.FREE, Phase.QUARANTINED)
+    (first, second, *_) = gate.judged(Resource("nvidia.com/gpu", devices, "vfio")).devices
+    assert first.error == f"GPU {PAIR[1]}: {describe(world.leases()[PAIR[1]])}"
+    assert not second.error
+    with pytest.raises(OcigpuError, match=f"GPU {PAIR[1]} cannot be given: lease is Quarantined"):
+        gate.reserve(devices[:1])
+
+
+def test_gpus_of_one_group_go_together(world: World) -> None:
+    """As single functions (iommufd): each is a device, and one machine must have all."""
+    all_free(world)
+    gate, both = world.gate(), GroupMembers(PAIR)
+    devices = [device._replace(gpus=(device.gpu,), group=both) if device.gpu in PAIR else device for device in DEVICES]
+    pair = [device for device in devices if device.gpu in PAIR]
+    words = f"GPU {PAIR[0]} cannot be given: it goes only with GPU {PAIR[1]}, which shares its IOMMU group"
+    before = world.leases()
+    with pytest.raises(OcigpuError, match=words):
+        gate.reserve(pair[:1])
+    assert world.leases() == before
+    assert gate.prefer(devices, [device.id for device in devices], [], 1) == ("2",), "1 and 3 are not for one each"
+    gate.reserve(pair)
+    assert world.board.active == {(1, 3)}
+    resource = gate.judged(Resource("nvidia.com/gpu", tuple(devices), "vfio"))
+    assert not any(device.error for device in resource.devices)
+
+
+def test_no_tenant_has_an_nvswitch(world: World) -> None:
+    all_free(world)
+    (device,) = in_groups((1,), switches=("0000:0a:00.0",))
+    gate = world.gate()
+    why = "its IOMMU group has the NVSwitch 0000:0a:00.0, which no tenant may have"
+    assert gate.judged(Resource("nvidia.com/gpu", (device,), "vfio")).devices[0].error == why
+    with pytest.raises(OcigpuError, match=f"GPU {GPUS[0]} cannot be given: {why}"):
+        gate.reserve([device])
 
 
 class Killed(BaseException):
@@ -241,6 +351,30 @@ def test_killed_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             break
         kills += 1
     assert kills > 60
+
+
+def test_killed_between_the_partitions_of_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three that are switched on one after another: what was begun goes the way of every GPU that comes back."""
+    kills = 0
+    for at in itertools.count(1):
+        world = World(tmp_path / str(at), gpus=3)
+        agent = all_free(world)
+        left = [at]
+        hook = counting(left)
+        gate = LeaseGate(world.journal(), world.board, lambda: MODULES, world.holders, unlinked=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", around(os.fsync, hook))
+            patch.setattr(world.board, "activate", around(world.board.activate, hook))
+            try:
+                gate.reserve(DEVICES[:3])
+            except Killed:
+                kills += 1
+        if left[0] > 0:
+            break
+        assert world.phases() <= {"Free", "Reserved"}
+        world.run_until(agent, world.there, Phase.FREE)
+        assert not world.board.active
+    assert kills == 10
 
 
 def around(call: Callable[..., Any], hook: Callable[[str], None]) -> Callable[..., Any]:

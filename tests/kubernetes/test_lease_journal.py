@@ -2,11 +2,13 @@
 
 import errno
 import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from binascii import crc32
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,8 @@ import pytest
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.tenants import journal as module
 from ocigpu.kubernetes.tenants.journal import HISTORY, NAME, LeaseJournal, parse_lines, replay
-from ocigpu.kubernetes.tenants.lease import Lease, LeaseHolder, Phase
+from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, LeaseHolder, Phase
+from ocigpu.kubernetes.tenants.objects import quarantine_name
 
 GPUS = [f"0000:{number:02x}:00.0" for number in range(1, 9)]
 
@@ -40,12 +43,26 @@ def test_everything_is_kept(tmp_path: Path) -> None:
     journal = LeaseJournal(str(tmp_path))
     lease = Lease(
         GPUS[0], Phase.LEASED, 3, 9, "boot", 17.5, 18.0, "set/3", (GPUS[0], GPUS[1]), LeaseHolder("tenant-a", "p", "c"),
-        ("partition-on",), 2.5, 1, 2, 3.5, 1, "Xid", True, "Free", "why", "more",
+        ("partition-on",), 2.5, 1, 2, 3.5, 1, "Xid", "OperatorRequest: new board", "Free", "why", "more",
     )  # fmt: skip
     put(journal, lease, Lease(GPUS[1]))
     assert read(tmp_path) == {GPUS[0]: lease, GPUS[1]: Lease(GPUS[1])}
     put(journal, lease)
     assert journal.number == 1, "what is as before is not written"
+
+
+def test_maintenance_that_was_written_before_it_had_a_reason(tmp_path: Path) -> None:
+    journal = LeaseJournal(str(tmp_path))
+    put(journal, replace(Lease(GPUS[0], Phase.LEASED), maintenance=True))  # type: ignore[arg-type]
+    assert read(tmp_path)[GPUS[0]].maintenance == "OperatorRequest"
+
+
+def test_no_quarantine_has_the_name_of_one_in_a_former_journal(tmp_path: Path) -> None:
+    def quarantine(place: str, wall: float) -> str:
+        journal = LeaseJournal(str(tmp_path / place), wall=lambda: wall)
+        return quarantine_name(journal.tell({GPUS[0]: LeaseEvent(Happened.QUARANTINE, 0, text="test")})[GPUS[0]])
+
+    assert quarantine("former", 1.7e9) != quarantine("new", 1.8e9) != ""
 
 
 def test_a_block_that_raises_changes_nothing(tmp_path: Path) -> None:
@@ -125,6 +142,17 @@ def test_a_newer_program_has_written_it(tmp_path: Path, monkeypatch: pytest.Monk
         newer.setattr(module, "FORMAT", 2)
         put(journal, Lease(GPUS[0]))
     with pytest.raises(HostError, match="newer program, format 2"):
+        LeaseJournal(str(tmp_path)).refresh()
+
+
+@pytest.mark.parametrize("more", [{"colour": "red"}, {"phase": "Borrowed"}, {"holder": [1, 2, 3, 4, 5, 6]}])
+def test_a_newer_program_has_written_what_we_do_not_know(tmp_path: Path, more: dict[str, Any]) -> None:
+    put(LeaseJournal(str(tmp_path)), Lease(GPUS[0]))
+    data = json.loads((tmp_path / NAME).read_bytes().partition(b" ")[2])
+    body = json.dumps({**data, "number": 2, "leases": [{"gpu": GPUS[0], **more}]}).encode()
+    with (tmp_path / NAME).open("ab") as file:
+        file.write(b"%08x %s\n" % (crc32(body), body))
+    with pytest.raises(HostError, match="newer program"):
         LeaseJournal(str(tmp_path)).refresh()
 
 
@@ -266,3 +294,25 @@ def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match="Not a directory"):
         LeaseJournal(str(tmp_path / "file/below"))
+
+
+def test_a_directory_that_somebody_else_could_have_written_is_not_believed(tmp_path: Path) -> None:
+    directory = tmp_path / "leases"
+    put(LeaseJournal(str(directory)), Lease(GPUS[0], Phase.FREE))
+    directory.chmod(0o755)  # readable: made private again
+    assert read(directory)[GPUS[0]].phase is Phase.FREE
+    assert directory.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to("leases")
+    with pytest.raises(HostError, match="Not a directory"):
+        LeaseJournal(str(tmp_path / "link"))
+    directory.chmod(0o777)
+    with pytest.raises(HostError, match="mode 0777: others may write"):
+        LeaseJournal(str(directory))
+    directory.chmod(0o700)
+    tmp_path.chmod(0o777)
+    with pytest.raises(HostError, match="others may replace files"):
+        LeaseJournal(str(directory))
+    tmp_path.chmod(0o700)
+    os.chown(directory, 65534, 65534)
+    with pytest.raises(HostError, match="owner 65534"):
+        LeaseJournal(str(directory))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,16 @@ from support.process import wait_for
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.identity import GpuModule, write_table
 from ocigpu.kubernetes.tenants.journal import LeaseJournal
+from ocigpu.kubernetes.tenants.lease import Lease
+from ocigpu.kubernetes.tenants.node_agent import ABSENT
 from ocigpu.sim.create import create_host
 from ocigpu.sim.fabric import SimulatedManager
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = pytest.mark.root
 GPU = "nvidia.com/gpu"
+AGENT = {"POD_NAMESPACE": "ocigpu", "POD_NAME": "agent"}
+"""The agent's own pod, as the chart tells it."""
 
 
 class Node:
@@ -51,12 +56,15 @@ class Node:
         assert found.returncode == status, found.stderr
         return json.loads(found.stdout) if status == 0 else {"error": found.stderr}
 
-    def phases(self) -> dict[str, str]:
+    def read(self) -> dict[str, Lease]:
         journal = LeaseJournal(str(self.leases))
         try:
-            return {gpu: str(lease.phase) for gpu, lease in journal.refresh().items()}
+            return dict(journal.refresh())
         finally:
             journal.close()
+
+    def phases(self) -> dict[str, str]:
+        return {gpu: str(lease.phase) for gpu, lease in self.read().items()}
 
     def wait(self, *gpus: str, phase: str) -> None:
         def reached() -> bool:
@@ -65,11 +73,14 @@ class Node:
 
         wait_for(f"{gpus} {phase}", reached, 200, lambda: str(self.phases()))
 
-    def start_agent(self) -> "subprocess.Popen[bytes]":
+    def start_agent(self, *more: str, code: str = "", **variables: str) -> "subprocess.Popen[bytes]":
+        """``code``: runs the command in another way, in the place of its module."""
         words = ["--pods-socket", str(self.pods), "--address", "127.0.0.1:6666", "--check-program", str(self.check)]
-        command = self.command("agent", *words, "--config", str(self.settings), "--pace", "0.5")
+        command = self.command("agent", *words, "--config", str(self.settings), *(more or ("--pace", "0.5")))
+        if code:
+            command[1:3] = ["-c", code]
         with (self.leases.parent / "agent.log").open("ab") as output:
-            return subprocess.Popen(command, stdout=output, stderr=output)
+            return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **AGENT, **variables})
 
 
 @pytest.fixture
@@ -114,6 +125,7 @@ def test_a_container_gets_a_partition_and_gives_it_back(node: Node, agent: Calla
     words = ("--device-discovery-strategy=vfio", f"--lease-journal={node.leases}", "--fabric-address=127.0.0.1:6666")
     with kubelet(node.plugins) as kubelets, plugin(node.settings, node.plugins, *words):
         kubelets.serve_pods(str(node.pods))
+        kubelets.add_resident("ocigpu/agent")
         kubelets.expect(gpu=(8, 0))  # nothing was checked yet
         agent()
         node.wait(*GPUS, phase="Free")
@@ -124,16 +136,18 @@ def test_a_container_gets_a_partition_and_gives_it_back(node: Node, agent: Calla
         assert sorted(MODULES[gpu] for gpu in pair) in ([1, 3], [2, 4], [5, 7], [6, 8])
         assert node.manager.active() == [tuple(sorted(MODULES[gpu] for gpu in pair))]
         node.wait(*pair, phase="Reserved")
-        answer = kubelets.answer("allocate", GPU, [group_of(node, pair[0])])
-        assert "OCIGPU-LEASE-2" in answer["error"], answer
         with holding(f"{node.host}/dev/vfio/{group_of(node, pair[0])}"):
             with holding(f"{node.host}/dev/vfio/{group_of(node, pair[1])}"):
                 node.wait(*pair, phase="Leased")
+                wait_for("the pod is found", lambda: all(node.read()[gpu].holder for gpu in pair), 200)
                 kubelets.expect(gpu=(8, 8))  # held devices stay healthy
+                answer = kubelets.answer("allocate", GPU, [group_of(node, pair[0])])
+                assert "OCIGPU-LEASE-2" in answer["error"], answer
+                kubelets.expect(gpu=(8, 7))  # but for one that the kubelet would give once more
                 agent()  # killed and begun anew
                 kubelets.delete("tenant-a/pod")
                 node.wait(*pair, phase="Reclaiming")
-                kubelets.expect(gpu=(8, 6))
+                kubelets.expect(gpu=(8, 6), nvswitch=(0, 0))  # the host has a group of four switches
             shown = node.ask("show", pair[0])
             assert "no-holder" not in shown["proofs"]
         (node.check.parent / f"check.{pair[1]}").touch()
@@ -164,3 +178,33 @@ def test_a_container_gets_a_partition_and_gives_it_back(node: Node, agent: Calla
             "sanitizing",
             "available",
         ]
+
+
+def test_a_kubelet_that_does_not_know_its_pods_yet_takes_no_gpu_from_one_that_starts(
+    node: Node, agent: Callable[[], Any]
+) -> None:
+    """It was restarted, and the API server is slow: one pod pulls its image, another was never listed before."""
+    words = ("--device-discovery-strategy=vfio", f"--lease-journal={node.leases}", "--fabric-address=127.0.0.1:6666")
+    with kubelet(node.plugins) as kubelets, plugin(node.settings, node.plugins, *words):
+        kubelets.serve_pods(str(node.pods))
+        kubelets.add_resident("ocigpu/agent")
+        agent()
+        node.wait(*GPUS, phase="Free")
+        kubelets.expect(gpu=(8, 8))
+        groups = {group_of(node, gpu): gpu for gpu in GPUS}
+        (seen,) = [groups[name] for name in admit(kubelets, "tenant-a/pulls", 1)]
+        wait_for("the pod is found", lambda: node.read()[seen].holder, 200)
+        kubelets.restart(False)
+        kubelets.expect(gpu=(8, 8))
+        (fresh,) = [groups[name] for name in admit(kubelets, "tenant-a/new", 1)]
+        time.sleep(ABSENT + 3)
+        assert {node.phases()[gpu] for gpu in (seen, fresh)} == {"Reserved"}
+        assert "does not know ocigpu/agent yet" in (node.leases.parent / "agent.log").read_text()
+        kubelets.learn_pods()
+        with holding(f"{node.host}/dev/vfio/{group_of(node, seen)}"):
+            node.wait(seen, phase="Leased")
+            wait_for("the other pod is found", lambda: node.read()[fresh].holder, 200)
+            assert len(node.manager.active()) == 2
+        kubelets.delete("tenant-a/pulls")
+        kubelets.delete("tenant-a/new")
+        node.wait(seen, fresh, phase="Free")

@@ -3,7 +3,9 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,22 +17,22 @@ from mig_lab import ABLE, layout, layouts_of, make_mig_host, mig, names
 from ocigpu.core.errors import SettingsError
 from ocigpu.gpus.nvidia import nvml_process
 from ocigpu.gpus.nvidia.mig_layout import balanced, plan_change
-from ocigpu.kubernetes.mig_checkpoint import parse_checkpoint
-from ocigpu.kubernetes.mig_config import make_layouts, parse_layout_file, wanted_of
-from ocigpu.kubernetes.mig_hooks import parse_hooks
+from ocigpu.kubernetes.mig_config import make_layouts, parse_checkpoint, parse_hooks, parse_layout_file, wanted_of
 from ocigpu.sim.models import MODELS
 from ocigpu.system.store import open_lock
 
-# the layouts of mig-parted's examples and of its packages: all-PROFILE, those by model, and one for eight A100s
+# the layouts of mig-parted's examples and of its packages (0.15): all-PROFILE, those by model, and one for eight A100s
 
 COUNTS = {
-    7: "1g.5gb 1g.10gb 1g.12gb 1g.18gb 1g.23gb 1g.24gb",
-    4: "1g.20gb 1g.35gb 1g.36gb 1g.45gb 1g.47gb 1g.6gb 1g.24gb+gfx 1g.24gb-me",
-    3: "2g.10gb 2g.20gb 2g.24gb 2g.35gb 2g.36gb 2g.45gb 2g.47gb",
-    2: "2g.12gb 2g.48gb 2g.48gb+gfx 2g.48gb-me 3g.20gb 3g.40gb 3g.47gb 3g.48gb 3g.71gb 3g.72gb 3g.90gb 3g.95gb",
-    1: "4g.20gb 4g.24gb 4g.40gb 4g.47gb 4g.48gb 4g.71gb 4g.72gb 4g.90gb 4g.95gb 4g.96gb 4g.96gb+gfx 7g.40gb 7g.80gb"
-    " 7g.94gb 7g.96gb 7g.141gb 7g.144gb 7g.180gb 7g.189gb 1g.5gb+me 1g.6gb+me 1g.10gb+me 1g.12gb+me 1g.18gb+me"
-    " 1g.23gb+me 1g.24gb+me.all 2g.12gb+me 2g.48gb+me.all",
+    7: "1g.5gb 1g.10gb 1g.12gb 1g.18gb 1g.23gb 1g.24gb 1g.34gb",
+    4: "1g.20gb 1g.35gb 1g.36gb 1g.45gb 1g.47gb 1g.6gb 1g.24gb+gfx 1g.24gb-me 1g.67gb 1g.70gb",
+    3: "2g.10gb 2g.20gb 2g.24gb 2g.35gb 2g.36gb 2g.45gb 2g.47gb 2g.67gb 2g.70gb",
+    2: "2g.12gb 2g.48gb 2g.48gb+gfx 2g.48gb-me 3g.20gb 3g.40gb 3g.47gb 3g.48gb 3g.71gb 3g.72gb 3g.90gb 3g.93gb 3g.95gb"
+    " 3g.135gb 3g.139gb",
+    1: "4g.20gb 4g.24gb 4g.40gb 4g.47gb 4g.48gb 4g.71gb 4g.72gb 4g.90gb 4g.93gb 4g.95gb 4g.96gb 4g.96gb+gfx 4g.135gb"
+    " 4g.139gb 7g.40gb 7g.80gb 7g.94gb 7g.96gb 7g.141gb 7g.144gb 7g.180gb 7g.186gb 7g.189gb 7g.269gb 7g.278gb 1g.5gb+me"
+    " 1g.6gb+me 1g.10gb+me 1g.12gb+me 1g.18gb+me 1g.23gb+me 1g.24gb+me 1g.34gb+me 1g.35gb+me 1g.24gb+me.all 2g.12gb+me"
+    " 2g.48gb+me.all",
 }
 BY_MODEL = {
     "all-1g.10gb": {"0x233010DE 0x20B210DE": "1g.10gb:7", "0x20B010DE 0x20B110DE": "1g.10gb:4"},
@@ -110,7 +112,7 @@ def test_every_layout_of_the_examples_is_made_or_changes_nothing(
     has = {profile.name for profile in gpu.profiles}
     chosen = {name: [wanted for _, wanted in wanted_of(entries, [gpu])] for name, entries in layouts.by_name.items()}
     able = [name for name, all_ in chosen.items() if all_ and has.issuperset(all_[0].devices)]
-    for name in share(able, 6, ABLE.index(model)):
+    for name in share(able, 12, ABLE.index(model)):
         assert mig(host, capfd, "apply", "-f", str(file), "-c", name)[0] == 0, name
         expected = sorted(each for each, count in chosen[name][0].devices.items() for _ in range(count))
         assert names(layouts_of(host)[0]) == expected
@@ -201,6 +203,8 @@ def test_generated_layouts_and_checkpoints_are_read_again(
     assert mig(host, capfd, "apply", "-f", str(file), "-c", "all-balanced")[0] == 0
     assert mig(host, capfd, "checkpoint", "-f", str(saved)) == (0, "", "")
     before = layouts_of(host)
+    told = json.loads(mig(host, capfd, "checkpoint", "-f", str(saved), "--json")[1])
+    assert told == {"schema-version": 1, "checkpoint-file": str(saved), "gpus": [before[0].uuid]}
     device = json.loads(saved.read_text())["MigState"]["Devices"][0]
     assert (device["UUID"], device["MigMode"]) == (before[0].uuid, 1)
     compute = [{"ProfileID": 0, "EngProfileID": 0}]
@@ -241,7 +245,7 @@ def test_a_checkpoint_that_is_wrong_is_refused_by_the_place(text: str, words: st
     ("text", "words"),
     [
         ("", "version and hooks are missing"),
-        ("version: v1\nhooks: [", "not YAML"),
+        ("version: v1\nhooks: [", "not YAML: line 3 column 1: did not find expected node content"),
         ("version: v2\nhooks: {}", "version: "),
         ("version: v1\nhooks: {pre-apply: []}", "hooks.pre-apply: "),
         ("version: v1\nhooks: {apply-exit: [{}]}", "hooks.apply-exit.0.command: "),
@@ -314,6 +318,41 @@ def test_a_hook_that_fails_leaves_all_as_it_was(
     assert (layouts_of(host) == before) == (moment != "apply-exit")
 
 
+@pytest.mark.root
+def test_a_change_that_is_killed_leaves_what_was_before(
+    work_directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host = make_mig_host(work_directory / "host", 1, "h100")
+    before = layouts_of(host)
+    file = hooks(work_directory, pre_apply_config="kill -9 $PPID")
+    config = ("--config", str(host / "config.toml"))
+    words = [sys.executable, "-m", "ocigpu.cli.main", "mig", "apply", "-c", "all-balanced", "-k", file, *config]
+    assert subprocess.run(words, capture_output=True).returncode == -signal.SIGKILL
+    assert [gpu.mode for gpu in layouts_of(host)] == [1]
+    kept = host / "run/ocigpu/mig-before.json"
+    hooks(work_directory, pre_apply_config="exit 1")
+    assert mig(host, capfd, "apply", "-c", "all-balanced", "-k", file)[0] == 1
+    status, out, _ = mig(host, capfd, "restore", "-f", str(kept))
+    assert (status, f"note: an earlier change ended half-way; what was before it: ocigpu mig restore -f {kept}") == (
+        0,
+        " ".join(out.splitlines()[-1].split()),
+    )
+    assert (layouts_of(host), kept.exists()) == (before, False)
+    assert mig(host, capfd, "apply", "-c", "all-balanced", "-k", file)[0] == 1
+    assert not kept.exists()  # all was put back
+
+
+def test_an_error_of_what_was_asked_leaves_no_note(work_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    host = make_mig_host(work_directory / "host", 1, "h100")
+    checkpoint = work_directory / "checkpoint.json"
+    assert mig(host, capfd, "checkpoint", "-f", str(checkpoint))[0] == 0
+    checkpoint.write_text(checkpoint.read_text().replace("GPU-", "GPU-x"))
+    for words in (("apply", "-c", "nonsense"), ("restore", "-f", str(checkpoint))):
+        assert mig(host, capfd, *words)[0] == 1
+        assert not (host / "run/ocigpu/mig-before.json").exists()
+    assert "an earlier change" not in mig(host, capfd, "apply", "-c", "all-balanced")[1]
+
+
 # resets
 
 
@@ -331,6 +370,25 @@ def test_a_mode_that_waits_for_a_reset_gets_it(work_directory: Path, capfd: pyte
     assert [names(gpu) for gpu in layouts_of(host)] == [["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]] * 2
     assert mig(host, capfd, "apply", "-c", "all-disabled")[0] == 0
     assert [(gpu.mode, gpu.pending) for gpu in layouts_of(host)] == [(0, 0)] * 2
+
+
+@pytest.mark.root
+def test_a_gpu_that_waits_for_a_reset_and_is_not_meant_is_not_reset(
+    work_directory: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its instances would be gone, and whoever has them, without a process at the moment, would not be asked."""
+    host = make_mig_host(work_directory / "host", 2, "a100")
+    assert mig(host, capfd, "apply", "-c", "all-balanced")[0] == 0
+    (host / "faults").write_text("mig-busy 0\nmig-busy 1\n")
+    assert mig(host, capfd, "apply", "-c", "all-disabled", "-m", "-s")[0] == 0
+    cut = layouts_of(host)[1]
+    file = host / "a.yaml"
+    for wanted, mode in (("mig-enabled: false", 0), ("mig-enabled: true, mig-devices: {}", 1)):
+        file.write_text(f"version: v1\nmig-configs: {{a: [{{devices: [0], {wanted}}}]}}")
+        assert mig(host, capfd, "apply", "-f", str(file))[0] == 0
+        first, other = layouts_of(host)
+        assert (first.mode, first.pending) == (mode, mode)
+        assert other == cut
 
 
 @pytest.mark.root

@@ -16,6 +16,9 @@ from support.process import wait_for
 from support.product import PROGRAMS
 
 from ocigpu.core.errors import HostError, SettingsError
+from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
+from ocigpu.kubernetes.dra.devices import DraDevice
+from ocigpu.kubernetes.dra.state import ClaimRecord, ClaimStore
 from ocigpu.kubernetes.mig_config import parse_services
 from ocigpu.kubernetes.mig_manager import (
     CONFIG,
@@ -113,9 +116,9 @@ class Lab:
     def set(self, **metadata: Any) -> None:
         self.cluster.patch("Node", "n", {"metadata": metadata})
 
-    def pod(self, name: str, key: str = "", gpus: int = 0, namespace: str = "default") -> None:
+    def pod(self, name: str, key: str = "", gpus: int = 0, namespace: str = "default", owner: str = "") -> None:
+        """Make a pod; ``key``: of a DaemonSet that chooses nodes by it; ``owner``: UID of one that is not there."""
         limits = {"nvidia.com/mig-1g.10gb": str(gpus)} if gpus else {}
-        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "1"}
         spec: dict[str, Any] = {
             "nodeName": "n",
             "terminationGracePeriodSeconds": 0,
@@ -125,7 +128,14 @@ class Lab:
             spec["nodeSelector"] = {key: "true"}
         if not self.cluster.exists("Namespace", namespace):
             self.cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-        metadata = {"name": name, "namespace": namespace, **({"ownerReferences": [owner]} if key else {})}
+        metadata: dict[str, Any] = {"name": name, "namespace": namespace}
+        if key:
+            head = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d", "namespace": namespace}}
+            if not owner and not self.cluster.exists("DaemonSet", "d", namespace):
+                self.cluster.create({**head, "spec": {"selector": {}, "template": {}}})
+            uid = owner or self.cluster.get("DaemonSet", "d", namespace)["metadata"]["uid"]
+            reference = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": uid, "controller": True}
+            metadata["ownerReferences"] = [reference]
         self.cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
     def pods(self) -> list[str]:
@@ -188,6 +198,20 @@ def test_clients_are_paused_and_given_back(lab: Lab) -> None:
     assert lab.gpus.active == {"nvsm.service", "sshd.service"}
 
 
+def test_a_pod_that_says_it_is_of_a_daemonset_holds_nothing_up(lab: Lab) -> None:
+    lab.pod("forged", PLUGIN, owner="made-up")  # no such DaemonSet
+    lab.pod("plugin", PLUGIN)
+    lab.pod("copied", PLUGIN, owner="made-up")  # another one of the name
+    lab.pod(
+        "forged", PLUGIN, namespace="mallory", owner=lab.cluster.get("DaemonSet", "d", "default")["metadata"]["uid"]
+    )
+    lab.stubborn = True
+    lab.cluster.delete("Pod", "plugin", "default")
+    assert lab.manager().reconcile()
+    assert lab.now == 0
+    assert lab.is_settled()
+
+
 def test_clients_that_do_not_go_are_named_and_everybody_is_given_back(lab: Lab) -> None:
     lab.pod("plugin", PLUGIN, namespace="gpu")
     lab.stubborn = True
@@ -244,6 +268,55 @@ def test_pods_are_evicted_where_the_policy_says_so(lab: Lab) -> None:
     assert set(lab.states) == {"draining"}
     assert lab.pods() == ["cpu", "idle"]
     assert lab.is_settled()
+
+
+CLAIMED = "claim default/half"
+
+
+@pytest.mark.parametrize("kind", ["its own", "of a template", "of an extended resource"])
+def test_pods_whose_claims_have_what_would_go_are_named(lab: Lab, kind: str) -> None:
+    """Their containers may not be there yet: images are pulled after claims were prepared."""
+    lab.pod("web", gpus=1)
+    lab.pod("idle", gpus=1)
+    lab.pod("half", gpus=1, namespace="other")
+    web = lab.cluster.get("Pod", "web", "default")
+    if kind == "its own":
+        web["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "half"}]
+        lab.cluster.update(web)
+    else:
+        one = {"resourceClaimName": "half"}
+        status = {"resourceClaimStatuses": [{"name": "gpu", **one}]}
+        if kind == "of an extended resource":
+            status = {"extendedResourceClaimStatus": {**one, "requestMappings": []}}
+        lab.cluster.update({**web, "status": status}, sub="status")
+    lab.gpus.held = CLAIMED
+    assert not lab.manager().reconcile()
+    assert lab.annotation(REASON) == "pods have what would be destroyed: default/web (claim default/half)"
+    assert (lab.states, lab.gpus.layout) == ([], "old")
+    turns = lab.wait
+
+    def wait(seconds: float) -> bool:
+        if "web" not in lab.pods():
+            lab.gpus.held = ""
+        return turns(seconds)
+
+    lab.wait = wait  # type: ignore[method-assign]
+    assert lab.manager(pods="drain").reconcile()
+    assert lab.pods() == ["half", "idle"]
+    assert lab.is_settled()
+
+
+def test_a_claim_without_a_pod_is_waited_for(lab: Lab) -> None:
+    """Its pod has just ended: nobody is paused or evicted for it."""
+    lab.pod("idle", gpus=1)
+    lab.gpus.held = CLAIMED
+    assert not lab.manager().reconcile()
+    assert (lab.states, "claim default/half has MIG-a" in str(lab.annotation(REASON))) == ([], True)
+    assert not lab.manager(pods="drain").reconcile()
+    assert "claim default/half has MIG-a" in str(lab.annotation(REASON))
+    assert lab.pods() == ["idle"]
+    lab.gpus.held = ""
+    assert lab.manager().reconcile()
 
 
 def test_a_disruption_budget_is_respected(lab: Lab) -> None:
@@ -421,6 +494,11 @@ def test_the_rights_that_it_needs(lab: Lab) -> None:
     lab.manager(pods="drain", drain_seconds=3).reconcile()
     used = {(verb, resource) for user, verb, _, resource in lab.cluster.used if user == "system:admin"}
     assert used == {("get", "nodes"), ("patch", "nodes"), ("list", "pods"), ("create", "pods/eviction")}
+    lab.gpus.held = ""
+    lab.pod("plugin", PLUGIN)
+    lab.manager().reconcile()
+    used |= {(verb, resource) for user, verb, _, resource in lab.cluster.used if user == "system:admin"}
+    assert ("get", "daemonsets") in used
 
 
 def test_files_of_services(tmp_path: Path) -> None:
@@ -439,31 +517,42 @@ def test_files_of_services(tmp_path: Path) -> None:
 @pytest.mark.root
 def test_the_program_follows_the_label(work_directory: Path, lab: Lab) -> None:
     host = make_mig_host(work_directory / "host", 1, "h100")
-    layouts = {"mine": [{"devices": "all", "mig-enabled": True, "mig-devices": {"3g.40gb": 2}}]}
+    wanted = {"mine": {"3g.40gb": 2}, "other": {"1g.10gb": 7}}
+    layouts = {name: [{"devices": "all", "mig-enabled": True, "mig-devices": each}] for name, each in wanted.items()}
+    store = ClaimStore(str(work_directory / "kubelet/plugins/gpu.nvidia.com"))
+    Path(store.directory).mkdir(parents=True)
     (work_directory / "config.yaml").write_text(yaml.safe_dump({"version": "v1", "mig-configs": layouts}))
-    config = {
-        "clusters": [{"name": "t", "cluster": {"server": lab.cluster.url}}],
-        "contexts": [{"name": "t", "context": {"cluster": "t", "user": "t"}}],
-        "users": [{"name": "t", "user": {"token": "admin"}}],
-        "current-context": "t",
-    }
-    (work_directory / "kubeconfig").write_text(yaml.safe_dump(config))
+    lab.cluster.write_kubeconfig(work_directory / "kubeconfig")
     environment = {
         **os.environ,
         "KUBECONFIG": str(work_directory / "kubeconfig"),
         "NODE_NAME": "n",
         "OCIGPU_CONFIG": str(host / "config.toml"),
         "CONFIG_FILE": str(work_directory / "config.yaml"),
+        "OCIGPU_KUBELET_DIRECTORY": str(work_directory / "kubelet"),
     }
     words = ["mig-manager", "--host-root", "/", "--ocigpu", str(PROGRAMS / "ocigpu"), "--no-boot", "--no-cdi"]
     process = subprocess.Popen([PROGRAMS / "ocigpu", *words], env=environment, stdout=subprocess.PIPE, text=True)
     try:
         wait_for("the unknown layout is refused", lambda: lab.label().get(STATE) == "failed", 250)
-        assert "no layout 'new'; there are mine" in str(lab.annotation(REASON)).replace('"', "'")
+        assert "no layout 'new'; there are mine, other" in str(lab.annotation(REASON)).replace('"', "'")
         lab.set(labels={CONFIG: "mine"})
         wait_for("the layout is made", lambda: lab.label().get(STATE) == "success", 250)
         assert lab.label() == {CONFIG: "mine", STATE: "success"}
         assert names(layouts_of(host)[0]) == ["3g.40gb", "3g.40gb"]
+        (uuid,) = layouts_of(host)[0].instances[0].uuids
+        device = DraDevice("gpu-0-mig-3g40gb-9-0", "mig", "00000000:00:00.0", uuid, {}, {})
+        record = ClaimRecord(ClaimRef("team", "uid", "half"), (Allotted("gpu", device),), done=True)
+        with store.locked():
+            store.write({"uid": record})
+        lab.pod("half", gpus=1)  # its claim is another one
+        lab.set(labels={CONFIG: "other"})
+        wait_for("the claim is spared", lambda: f"claim team/half has {uuid}" in str(lab.annotation(REASON)), 250)
+        assert (lab.label()[STATE], names(layouts_of(host)[0])) == ("failed", ["3g.40gb", "3g.40gb"])
+        with store.locked():
+            store.write({})
+        wait_for("the layout is made without another label", lambda: lab.label().get(STATE) == "success", 250)
+        assert names(layouts_of(host)[0]) == ["1g.10gb"] * 7
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     finally:

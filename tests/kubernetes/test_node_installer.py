@@ -201,6 +201,21 @@ def test_the_unit_of_k3s_is_restarted_and_not_its_containerd(tmp_path: Path) -> 
         HostEngine(str(tmp_path / "empty")).require()
 
 
+@pytest.mark.parametrize("ids", ["77", "77\t1"], ids=["the host's", "a container's"])
+def test_no_process_of_a_container_keeps_the_files_on_the_node(tmp_path: Path, ids: str) -> None:
+    """Any pod can have a process of that name, which works where there is such a file."""
+    for pid, words in ((77, "containerd-shim-runc-v2\0"), (78, "conmon\0-r\0/opt/ocigpu/current/bin/ocigpu-runtime\0")):
+        process = tmp_path / f"proc/{pid}"
+        process.mkdir(parents=True)
+        (process / "cmdline").write_text(words)
+        (process / "status").write_text(f"Uid:\t{os.geteuid()}\nNSpid:\t{ids}\n")
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle/options.json").write_text('{"BinaryName": "/opt/ocigpu/current/bin/ocigpu-runtime"}')
+    (tmp_path / "proc/77/cwd").symlink_to("/bundle")
+    found = HostEngine(str(tmp_path)).users("/opt/ocigpu")
+    assert found == (["/proc/77", "/proc/78"] if ids == "77" else [])
+
+
 def test_the_installed_program_is_told_which_file_the_engine_reads(tmp_path: Path) -> None:
     """Of k3s and RKE2 that is a file of their own; CRI-O has one place."""
     config = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"

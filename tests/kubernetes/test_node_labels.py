@@ -21,8 +21,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.kubernetes import labelling
 from ocigpu.kubernetes.api_server import ApiServer, find_api_server, request
 from ocigpu.kubernetes.config import PluginOptions, Told
-from ocigpu.kubernetes.labelling import Labeller, read_labels
-from ocigpu.kubernetes.publish import LabelPlace, find_place, publish, withdraw
+from ocigpu.kubernetes.labelling import Labeller, LabelPlace, find_place, publish, read_labels, withdraw
 from ocigpu.system.service import MAX_TOPICS
 from ocigpu.system.settings_file import read_settings
 

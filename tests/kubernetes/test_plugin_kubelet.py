@@ -336,6 +336,7 @@ def test_a_wrong_command_line_says_so(
     work_directory: Path, words: list[str], variables: dict[str, str], status: int, error: str
 ) -> None:
     settings = work_directory / "settings.toml"
+    (work_directory / "none").mkdir()
     settings.write_text(f'[simulation]\nroot = "{work_directory}/none"\n')
     command = [PROGRAMS / "ocigpu", "device-plugin", "--config", settings, f"--kubelet-socket={work_directory}/k.sock"]
     done = run([*command, *words], check=False, env={"PATH": os.environ["PATH"], **variables})

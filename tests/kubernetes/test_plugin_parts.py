@@ -1,10 +1,13 @@
 """Parts of the device plugin without processes: its command line, its judgement of devices, what it writes."""
 
+import itertools
 import json
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes_lab import configured, host, inventory, shared
@@ -19,12 +22,13 @@ from ocigpu.core.errors import SettingsError, UsageError
 from ocigpu.core.facts import DeviceNode, FeatureNodes
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia import nvml_verbs
-from ocigpu.kubernetes import events, specifications
+from ocigpu.kubernetes import node_program, specifications
 from ocigpu.kubernetes.allocate import CDI_VENDOR
 from ocigpu.kubernetes.config import OPTIONS, Configuration, Told, parse_flags, read_configuration
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.exporter.options import OPTIONS as EXPORTER_OPTIONS
 from ocigpu.kubernetes.health import NO_INSTANCE, Event, Monitor, Rules
+from ocigpu.kubernetes.listener import MAX_STREAMS, Feed
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
 from ocigpu.kubernetes.reader import hardware_reader, read_again
@@ -217,14 +221,14 @@ def test_silence_counts_after_a_while_and_not_without_probes() -> None:
     ids=["event", "signed", "life", "types", "list", "nonsense", "incomplete", "text", "unwatched"],
 )
 def test_lines_of_the_process_with_the_closed_library(line: bytes, found: tuple[Event, ...] | None) -> None:
-    news = events._parse([line])
+    news = node_program._parse([line])
     assert news.events == (found or ())
     assert news.nonsense == (found is None)
 
 
 def test_a_process_that_ends_at_once_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "command", lambda *_: ["/bin/echo", "{}"])
-    watcher = events.EventWatcher()
+    monkeypatch.setattr(node_program, "command", lambda *_: ["/bin/echo", "{}"])
+    watcher = node_program.EventWatcher()
     watcher._key = ("/lib/libnvidia-ml.so.1", "GPU-1")
     now, warnings = 0.0, list[str]()
     while len(warnings) < 3:
@@ -360,3 +364,51 @@ def test_paths_in_the_plugins_container_become_the_hosts(tmp_path: Path, monkeyp
     path.mkdir()
     (problem,) = write_specifications(KubernetesNode("nvml", A100, inventory(A100)), configuration, settings)
     assert "it is a directory" in problem
+
+
+class Call:
+    """A call of the kubelet, as gRPC shows it."""
+
+    active = True
+
+    def add_callback(self, _function: Callable[[], None]) -> bool:
+        return True
+
+    def is_active(self) -> bool:
+        return self.active
+
+    def abort(self, _code: Any, text: str) -> None:
+        raise RuntimeError(text)
+
+
+def test_streams_tell_what_is_new_and_at_their_end_what_is_left() -> None:
+    feed = Feed()
+    assert feed.tell("first")
+    assert not feed.tell("first")
+    call = Call()
+    stream = feed.follow(call)
+    assert next(stream) == "first"
+    assert feed.tell("second")
+    assert next(stream) == "second"
+    feed.tell("last")
+    feed.end()
+    assert list(stream) == ["last"]
+    feed.end(False)
+    again = feed.follow(call)
+    assert next(again) == "last"
+    call.active = False
+    assert list(again) == []
+    repeated = Feed(0.0)
+    repeated.tell("well")
+    assert list(itertools.islice(repeated.follow(Call()), 3)) == ["well"] * 3
+
+
+def test_so_many_streams_are_told() -> None:
+    feed = Feed()
+    feed.tell("")
+    streams = [feed.follow(Call()) for _ in range(MAX_STREAMS)]
+    assert [next(stream) for stream in streams] == [""] * MAX_STREAMS
+    with pytest.raises(RuntimeError, match="more than 8 streams"):
+        next(feed.follow(Call()))
+    streams.pop().close()
+    assert next(feed.follow(Call())) == ""

@@ -16,6 +16,7 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
+@pytest.mark.rest
 def test_ten_thousand_allocations(
     simulated_host: SimulatedHost, work_directory: Path, times: Callable[[int], int]
 ) -> None:

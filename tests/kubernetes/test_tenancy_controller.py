@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from deployment_lab import RENDERER
@@ -67,10 +68,30 @@ def test_a_tenancy_is_ready_when_everything_has_been_observed(cluster: Cluster) 
     assert {method for method, _ in cluster.requests[requests:]} == {"GET"}
 
 
+def test_each_phase_is_an_event_and_one_that_fails_is_a_warning(cluster: Cluster) -> None:
+    controller = make_controller(cluster)
+    cluster.create(tenancy())
+    cluster.fail(1, 500, method="POST", path="events$")  # nobody waits for it
+    settle(controller)
+    cluster.delete("NetworkPolicy", "ocigpu-tenancy", SPACE)
+    settle(controller)
+    found = [each for _, each in sorted(cluster._objects["events.k8s.io/events"].items())]
+    assert [(each["reason"], each["type"]) for each in found] == [
+        ("Ready", "Normal"), ("Provisioning", "Warning"), ("Ready", "Normal"),
+    ]  # fmt: skip
+    assert "there is no NetworkPolicy" in found[1]["note"]
+    uid = cluster.get("Tenancy", "landon")["metadata"]["uid"]
+    about = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "Tenancy", "name": "landon", "uid": uid}
+    for each in found:
+        assert (each["regarding"], each["metadata"]["namespace"]) == (about, "default")
+        kubernetes_validate.validate(each, "1.37", strict=True)
+
+
 def test_nothing_can_run_before_it_is_closed(cluster: Cluster) -> None:
     cluster.create(tenancy())
     settle(make_controller(cluster))
     made = [path.split("/")[-1] for method, path in cluster.requests if method in ("POST", "PUT")]
+    made = [name for name in made if name != "events"]
     assert made == ["landon", "namespaces", "networkpolicies", "resourcequotas", "limitranges", "default"]
 
 
@@ -139,6 +160,27 @@ def test_what_others_change_is_repaired(cluster: Cluster, kind: str, name: str, 
         cluster.delete(kind, name, space)
         controller.resync()
         assert cluster.exists(kind, name, space)
+
+
+def test_the_registries_of_a_tenancy_are_at_its_namespace(cluster: Cluster) -> None:
+    controller = make_controller(cluster)
+    cluster.create(tenancy(registries=["nvcr.io/nvidia", "registry.example"]))
+    settle(controller)
+
+    def annotations() -> dict[str, str]:
+        return dict(cluster.get("Namespace", SPACE)["metadata"].get("annotations") or {})
+
+    assert annotations() == {"ocigpu.io/registries": "nvcr.io/nvidia,registry.example"}
+    others = {"mine": "1", "ocigpu.io/registries": "docker.io"}
+    cluster.patch("Namespace", SPACE, {"metadata": {"annotations": others}})
+    assert controller.resync() == 0
+    assert conditions(cluster)["NamespaceReady"] == ("False", "Differs"), "as it was seen"
+    settle(controller)
+    assert annotations() == {"mine": "1", "ocigpu.io/registries": "nvcr.io/nvidia,registry.example"}
+    cluster.patch("Tenancy", "landon", {"spec": {"registries": []}})
+    settle(controller)
+    assert annotations() == {"mine": "1"}
+    assert status(cluster)["phase"] == "Ready"
 
 
 def test_a_policy_of_somebody_else_is_an_opening(cluster: Cluster) -> None:
@@ -224,7 +266,7 @@ def test_a_suspended_tenancy_has_no_pods_and_gets_none(cluster: Cluster) -> None
     controller = make_controller(cluster)
     cluster.create(tenancy())
     settle(controller)
-    cluster.create({**pod(), "metadata": {"name": "p", "namespace": SPACE, "finalizers": ["test/holds"]}}, user=SERVICE)
+    cluster.create(pod(finalizers=["batch.kubernetes.io/job-tracking"]), user=SERVICE)
     cluster.patch("Tenancy", "landon", {"spec": {"suspended": True}})
     for _ in range(4):
         controller.resync()

@@ -15,6 +15,7 @@ from tenancy_lab import ACCOUNT, ADMIN, PLAIN, SERVICE, install, pod, tenancy
 
 from ocigpu.kubernetes.quantity import parse_quantity
 from ocigpu.kubernetes.tenants.tenancy import (
+    COUNTED,
     DEFAULTS,
     TenancyOptions,
     find_held_leases,
@@ -33,7 +34,21 @@ def cluster() -> Iterator[Cluster]:
         labels = {"ocigpu.io/tenancy": "landon"}
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-landon", "labels": labels}}
         cluster.create(space, user=ACCOUNT)
+        furnish(cluster)
         yield cluster
+
+
+def furnish(cluster: Any) -> None:
+    """What pods of the cases need beside a namespace; its account has no token, as the controller leaves it."""
+    head = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass"}
+    cluster.create({**head, "metadata": {"name": "runc"}, "handler": "runc"})
+    head = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    cluster.create({**head, "metadata": {"name": "above-all-tenants"}, "value": 1000})
+    for space in ("tenant-landon", "default"):
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "other", "namespace": space}}
+        cluster.create(account)
+        for name in ("default", "other"):
+            cluster.patch("ServiceAccount", name, {"automountServiceAccountToken": False}, space)
 
 
 def planned(cilium: bool = False, **spec: Any) -> dict[str, Any]:
@@ -87,7 +102,8 @@ def test_the_objects_of_a_tenancy_are_valid_and_closed() -> None:
     assert hard["services.nodeports"] == hard["services.loadbalancers"] == "0"
     assert found["ServiceAccount"] == {**found["ServiceAccount"], "automountServiceAccountToken": False}
     closed = planned(suspended=True)["ResourceQuota"]["spec"]["hard"]
-    assert {name for name, value in closed.items() if value != "0"} == {"requests.storage"}
+    assert {name for name, value in closed.items() if value != "0"} == {"requests.storage", *COUNTED}
+    assert {hard[name] for name in COUNTED} == {"1000"}, "the database of all is not filled by one"
 
 
 def reaches(policy: dict[str, Any], address: str) -> bool:
@@ -113,7 +129,8 @@ def test_pods_reach_their_namespace_and_dns_and_the_internet_only_when_asked_for
         assert not reaches(shut, address)
         assert reaches(wide, address)
     never = ["169.254.169.254", "10.1.2.3", "192.168.0.1", "172.20.0.1", "203.0.113.7", "127.0.0.1", "169.254.20.10"]
-    never += ["100.64.1.1", "fd00:ec2::254", "fe80::1", "::1"]
+    never += ["100.64.1.1", "fd00:ec2::254", "fe80::1", "::1", "::ffff:10.0.0.1", "::10.0.0.1", "fec0::1", "2001::1"]
+    never += ["64:ff9b::10.0.0.1", "64:ff9b:1::a00:1", "2002:a00:1::", "2002:a9fe:a9fe::1", "100::1", "5f00::1"]
     assert [address for address in never if reaches(wide, address) or reaches(shut, address)] == []
     for block in [each for rule in wide["spec"]["egress"] for each in rule.get("toCIDRSet", [])]:
         for each in block["except"]:
@@ -126,6 +143,14 @@ def test_pods_reach_their_namespace_and_dns_and_the_internet_only_when_asked_for
         assert shut["spec"]["policyTypes"] == ["Ingress", "Egress"]
         assert shut["spec"]["ingress"] == [{"from": [{"podSelector": {}}]}]
     assert "169.254.20.10/32" in str(shut["spec"]["egress"])
+
+
+@pytest.mark.parametrize("denied", [("0.0.0.0/0", "::/0"), ("0.0.0.0/0", "2000::/3")], ids=str)
+def test_whoever_denies_all_addresses_does_not_open_all(denied: tuple[str, ...]) -> None:
+    document = {**tenancy(internet=True), "metadata": {"name": "landon", "uid": "u-1"}}
+    for cilium in (False, True):
+        found = plan_objects(document, TenancyOptions(denied=denied, cilium=cilium))[1]
+        assert len(found["spec"]["egress"]) == 2, "to its namespace, and to DNS"
 
 
 def test_an_object_is_as_planned_with_quantities_in_other_words_and_more_labels() -> None:
@@ -159,6 +184,13 @@ def test_leases_hold_a_tenancy_until_they_are_free_or_in_quarantine() -> None:
 
 # --- admission policies
 
+GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+REQUIRED, PREFERRED = (f"{what}DuringSchedulingIgnoredDuringExecution" for what in ("required", "preferred"))
+HOST = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}
+ZONE, NAME = {**HOST, "key": "zone"}, {**HOST, "key": "metadata.name"}
+NEAR = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}
+EVERYWHERE = {"namespaceSelector": {}, **NEAR}
+
 
 @pytest.mark.parametrize(
     "spec",
@@ -173,15 +205,30 @@ def test_leases_hold_a_tenancy_until_they_are_free_or_in_quarantine() -> None:
         {"initContainers": [{"name": "i", "image": "x"}]},
         {"shareProcessNamespace": True},
         {"containers": [{"name": "x", "image": "y"}]},
+        {"finalizers": ["batch.kubernetes.io/job-tracking"]},
+        {"nodeSelector": {"nvidia.com/gpu.product": "H100"}},
+        {
+            "affinity": {
+                "nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {"matchExpressions": [ZONE]}}]},
+                "podAffinity": {REQUIRED: [NEAR]},
+                "podAntiAffinity": {PREFERRED: [{"weight": 1, "podAffinityTerm": NEAR}]},
+            }
+        },
+        {
+            "container": {
+                "readinessProbe": {"httpGet": {"port": 80}},
+                "livenessProbe": {"exec": {"command": ["true"]}},
+                "lifecycle": {"preStop": {"exec": {"command": ["true"]}}},
+                "ports": [{"containerPort": 80}],
+            }
+        },
     ],
     ids=str,
 )
 def test_pods_that_tenants_may_have_are_admitted(cluster: Cluster, spec: dict[str, Any]) -> None:
     cluster.create(pod(**copy.deepcopy(spec)), user=SERVICE)
+    cluster.patch("Pod", "p", {"metadata": {"finalizers": None}}, "tenant-landon")
     cluster.delete("Pod", "p", "tenant-landon")
-
-
-GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 
 
 @pytest.mark.parametrize(
@@ -200,13 +247,31 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
         ({"volumes": [{"name": "a", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}, "volumes"),
         ({"nodeName": "node-1"}, "nodeName"),
         ({"schedulerName": "mine"}, "schedulerName"),
-        ({"priorityClassName": "system-node-critical"}, "priorities"),
+        ({"priorityClassName": "system-node-critical"}, "priorityClassName"),
+        ({"priorityClassName": "above-all-tenants"}, "priorityClassName"),
+        ({"nodeSelector": {"kubernetes.io/hostname": "node-1"}}, "name a node"),
+        ({"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchFields": [NAME]}]}}}}, "name a node"),
+        (
+            {"affinity": {"nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {"matchExpressions": [HOST]}}]}}},
+            "name a node",
+        ),
+        ({"affinity": {"podAffinity": {REQUIRED: [{"namespaces": ["tenant-other"], **NEAR}]}}}, "of the tenancy only"),
+        ({"affinity": {"podAntiAffinity": {REQUIRED: [{"namespaceSelector": {}, **NEAR}]}}}, "of the tenancy only"),
+        (
+            {"affinity": {"podAntiAffinity": {PREFERRED: [{"weight": 1, "podAffinityTerm": EVERYWHERE}]}}},
+            "of the tenancy only",
+        ),
+        ({"container": {"livenessProbe": {"httpGet": {"host": "169.254.169.254", "port": 80}}}}, "probes ask the pod"),
+        ({"container": {"startupProbe": {"tcpSocket": {"host": "127.0.0.1", "port": 6666}}}}, "probes ask the pod"),
+        ({"container": {"lifecycle": {"postStart": {"httpGet": {"host": "10.0.0.7", "port": 80}}}}}, "hooks ask the"),
+        ({"container": {"ports": [{"containerPort": 80, "hostPort": 80}]}}, "ports of the node"),
+        ({"finalizers": ["mine.example/stay"]}, "finalizers"),
         ({"tolerations": [{"operator": "Exists"}]}, "tolerations"),
         ({"tolerations": [{"key": "gpu-check", "operator": "Exists"}]}, "tolerations"),
         ({"terminationGracePeriodSeconds": 301}, "at most 300"),
         ({"serviceAccountName": "other"}, "account"),
-        ({"automountServiceAccountToken": True}, "account"),
-        ({"resourceClaims": [{"name": "gpu"}]}, "claims"),
+        ({"automountServiceAccountToken": True}, "volumes"),  # of the token
+        ({"resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}, "claims"),
         ({"gpus": 3}, "as one of"),
         ({"gpus": 16}, "as one of"),
         ({"container": {"resources": {"limits": {"ocigpu.io/gpu-check": "1"}}}}, "as one of"),
@@ -221,6 +286,7 @@ def test_pods_that_tenants_may_not_have_are_refused(cluster: Cluster, spec: dict
             cluster.create(pod(**copy.deepcopy(spec)), user=user)
         assert caught.value.code in (403, 422)
     cluster.create(pod(namespace="default", **copy.deepcopy(spec)), user=SERVICE)
+    cluster.patch("Pod", "p", {"metadata": {"finalizers": None}}, "default")
     cluster.delete("Pod", "p", "default", gracePeriodSeconds=0)
 
 
@@ -234,7 +300,8 @@ def test_pods_cannot_become_what_they_could_not_be_made_as(cluster: Cluster) -> 
     with pytest.raises(Problem, match="choose devices"):
         cluster.patch("Pod", "p", {"metadata": {"annotations": {"cdi.k8s.io/x": "y"}}}, "tenant-landon")
     # the scheduler's binding and the kubelet's status are not in the way
-    cluster.patch("Pod", "p", {"spec": {"nodeName": "node-1"}}, "tenant-landon")
+    cluster.bind("p", "tenant-landon", "node-1")
+    cluster.patch("Pod", "p", {"status": {"phase": "Running"}}, "tenant-landon", sub="status")
     cluster.delete("Pod", "p", "tenant-landon", gracePeriodSeconds=0)
 
 
@@ -245,9 +312,98 @@ def test_images_may_be_held_to_registries() -> None:
         cluster.create(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-landon", "labels": labels}}
         )
+        furnish(cluster)
         cluster.create(pod())
         with pytest.raises(Problem, match="images must begin"):
             cluster.create(pod(name="q", container={"image": "docker.io/cuda"}))
+
+
+def claim(**spec: Any) -> dict[str, Any]:
+    head = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    metadata = {"name": spec.pop("name", "data"), "namespace": "tenant-landon"}
+    common = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    return {**head, "metadata": metadata, "spec": {**common, "storageClassName": "fast", **spec}}
+
+
+def service(**spec: Any) -> dict[str, Any]:
+    return {**claim(), "kind": "Service", "spec": {"ports": [{"port": 80}], **spec}}
+
+
+LEADING_OUT = [
+    (claim(volumeName="of-another"), "may be another's"),
+    (claim(volumeName="data"), "may be another's"),
+    (claim(storageClassName=""), "takes any volume"),
+    (claim(dataSourceRef={"kind": "PersistentVolumeClaim", "name": "a", "namespace": "b"}), "of the tenancy's"),
+    (service(externalIPs=["10.96.0.10"]), "traffic that is for others"),
+    (service(loadBalancerIP="203.0.113.9"), "traffic that is for others"),
+    (service(type="NodePort"), "must be ClusterIP"),
+    (service(type="ExternalName", externalName="kubernetes.default.svc"), "must be ClusterIP"),
+]
+
+
+@pytest.mark.parametrize(("document", "words"), LEADING_OUT, ids=str)
+def test_claims_and_services_that_lead_out_of_a_tenancy_are_refused(
+    cluster: Cluster, document: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Problem, match=words):
+        cluster.create(copy.deepcopy(document), user=SERVICE)
+
+
+def test_claims_and_services_of_a_tenancys_own_are_admitted_and_stay_so(cluster: Cluster) -> None:
+    pinned = claim(name="ctr-01-0", volumeName="ctr-01-0", storageClassName="")  # as the service makes them
+    for document in (claim(), pinned, service(), service(type="ClusterIP", clusterIP="None")):
+        cluster.create(document, user=SERVICE)
+        cluster.delete(document["kind"], document["metadata"]["name"], "tenant-landon")
+    made = cluster.create(claim(), user=SERVICE)
+    bound = {**made, "spec": {**made["spec"], "volumeName": "pvc-1"}}
+    with pytest.raises(Problem, match="may be another's"):
+        cluster.update(bound, user=SERVICE)
+    made = cluster.update(bound, user="system:serviceaccount:kube-system:persistent-volume-binder")
+    cluster.update({**made, "metadata": {**made["metadata"], "labels": {"a": "b"}}}, user=SERVICE)
+    cluster.delete("PersistentVolumeClaim", "data", "tenant-landon")
+
+
+def test_priorities_and_storage_may_be_held_to_classes() -> None:
+    with Cluster() as cluster:
+        install(cluster, priorityClasses=["batch"], storageClasses=["local"])
+        labels = {"ocigpu.io/tenancy": "landon"}
+        cluster.create(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-landon", "labels": labels}}
+        )
+        furnish(cluster)
+        cluster.create(pod(priorityClassName="batch"), user=SERVICE)
+        cluster.create(claim(storageClassName="local"), user=SERVICE)
+        with pytest.raises(Problem, match=r'one of \["batch"\]'):
+            cluster.create(pod(name="q", priorityClassName="other"), user=SERVICE)
+        with pytest.raises(Problem, match=r'one of \["local"\]'):
+            cluster.create(claim(name="b"), user=SERVICE)
+
+
+def test_images_may_be_held_to_the_registries_of_a_tenancy(cluster: Cluster) -> None:
+    def allow(registries: str | None) -> None:
+        metadata = {"annotations": {"ocigpu.io/registries": registries}}
+        cluster.patch("Namespace", "tenant-landon", {"metadata": metadata})
+
+    allow("nvcr.io/nvidia,registry.example:5000")
+    try:
+        for image in ("nvcr.io/nvidia/cuda:12", "registry.example:5000/x@sha256:0"):
+            cluster.create(pod(container={"image": image}), user=SERVICE)
+            cluster.delete("Pod", "p", "tenant-landon")
+        side = [{"name": "i", "image": "docker.io/cuda"}]
+        for spec in (
+            *(
+                {"container": {"image": image}}
+                for image in ("docker.io/cuda", "nvcr.io/nvidia-not/x", "nvcr.io/x", "x")
+            ),
+            {"container": {"image": "nvcr.io/nvidia/x"}, "initContainers": side},
+        ):
+            with pytest.raises(Problem, match=r"one of nvcr\.io/nvidia,registry\.example:5000"):
+                cluster.create(pod(**spec), user=SERVICE)
+    finally:
+        allow(None)
+    for registries in (["UPPER"], ["a,b"], ["https://nvcr.io"] * 2, ["nvcr.io/"]):
+        with pytest.raises(Problem):
+            cluster.create(tenancy("wrong", registries=registries))
 
 
 def policy(namespace: str) -> dict[str, Any]:
@@ -260,9 +416,11 @@ def test_only_the_controller_and_operators_change_what_keeps_a_tenancy_in_its_pl
     stripped = {**space, "metadata": {**space["metadata"], "labels": {}}}
     other = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x", "labels": {"ocigpu.io/tenancy": "x"}}}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": "tenant-landon"}}
+    head = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": []}
+    slice_ = {**head, "metadata": {"name": "open", "namespace": "tenant-landon"}}
     for document, do in [
-        (policy("tenant-landon"), cluster.create), (quota, cluster.create), (other, cluster.create),
-        (stripped, cluster.update),
+        (slice_, cluster.create), (policy("tenant-landon"), cluster.create), (quota, cluster.create),
+        (other, cluster.create), (stripped, cluster.update),
     ]:  # fmt: skip
         with pytest.raises(Problem, match="change the Tenancy instead"):
             do(document, user=SERVICE)
@@ -289,7 +447,7 @@ def test_policies_that_are_weakened_are_not_in_force(cluster: Cluster) -> None:
     assert (
         find_unenforced([], bindings)
         == find_unenforced(policies, [])
-        == ("ocigpu-tenant-pods", "ocigpu-tenant-objects")
+        == ("ocigpu-tenant-pods", "ocigpu-tenant-resources", "ocigpu-tenant-objects")
     )
 
     def weakened(documents: list[dict[str, Any]], **spec: Any) -> list[dict[str, Any]]:
@@ -297,8 +455,8 @@ def test_policies_that_are_weakened_are_not_in_force(cluster: Cluster) -> None:
 
     narrow = {"namespaceSelector": {"matchLabels": {"ocigpu.io/tenancy": "landon"}}}
     for spec in ({"validationActions": ["Warn"]}, {"matchResources": narrow}, {"policyName": "other"}):
-        assert len(find_unenforced(policies, weakened(bindings, **spec))) == 2
-    assert len(find_unenforced(weakened(policies, failurePolicy="Ignore"), bindings)) == 2
+        assert len(find_unenforced(policies, weakened(bindings, **spec))) == 3
+    assert len(find_unenforced(weakened(policies, failurePolicy="Ignore"), bindings)) == 3
 
 
 # --- the chart

@@ -79,12 +79,10 @@ def test_an_unknown_architecture_is_told_in_a_sentence(monkeypatch: pytest.Monke
 
 
 def test_the_mount_id_is_the_one_of_fdinfo() -> None:
-    for path, is_root in (("/proc", True), ("/proc/self", False)):
+    for path in ("/proc", "/proc/self"):
         fd = os.open(path, os.O_PATH)
         try:
-            found = libc.read_mount_id(fd)
-            assert f"mnt_id:\t{found.mnt_id}\n" in Path(f"/proc/self/fdinfo/{fd}").read_text()
-            assert found.is_root is is_root
+            assert f"mnt_id:\t{libc.read_mount_id(fd)}\n" in Path(f"/proc/self/fdinfo/{fd}").read_text()
         finally:
             os.close(fd)
 

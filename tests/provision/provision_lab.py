@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import ocigpu.core.codes  # noqa: F401 - for errors in user namespaces, which may not read a clone that is closed to others
 from ocigpu.core.actions import Bind, Link, Mode, Node, Plan, RefreshLdCache, TextFile, Tmpfs
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from provision_lab import (
 )
 from support import machine
 
-from ocigpu.core.actions import AllowDevice, Bind, Plan, RefreshLdCache
+from ocigpu.core.actions import AllowDevice, Bind, Link, Mode, Plan, RefreshLdCache, TextFile
 from ocigpu.core.errors import ApplyError
 from ocigpu.provision import apply, ldconfig, operations, worker
 from ocigpu.system import libc
@@ -272,12 +273,15 @@ def test_a_host_without_ldconfig_leaves_a_note(host: Path, rootfs: Path) -> None
     assert (rootfs / "etc/ld.so.cache").read_bytes() != cache
 
 
-def test_a_loader_cache_that_cannot_be_put_back_is_left_alone(host: Path, rootfs: Path) -> None:
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_loader_cache_that_cannot_be_put_back_is_left_alone(host: Path, rootfs: Path, merged: bool) -> None:
+    """Nobody waits for the ldconfig that was made ready, which has nothing to do."""
     cache = rootfs / "etc/ld.so.cache"
     with cache.open("r+b") as file:
         file.truncate(1 << 30)
+    plan = plan_with_cache(host) if merged else Plan((RefreshLdCache("", ("/usr/lib64",), "loader"),))
     with Lab(rootfs) as lab:
-        notes, code, _ = lab.provision(plan_with_cache(host))
+        notes, code, _ = lab.provision(plan)
         assert (code, len(notes)) == ("", 1)
         assert "left alone" in notes[0]
         assert cache.stat().st_size == 1 << 30
@@ -366,3 +370,35 @@ def test_device_rules_that_fail_undo_everything(host: Path, rootfs: Path) -> Non
 
 WORKERS: list[int] = []
 REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("action", "before"),
+    [
+        (Link("/usr/lib/one", "/opt/one", ""), True),
+        (Link("/usr/lib/libone.so.1", "libone.so.1.2", ""), True),
+        (Mode("/usr/lib/one", 0o755, ""), True),
+        (TextFile("/etc/ld.so.conf.d/one.conf", 0o644, "", ""), True),
+        (Bind("/opt/one", "/usr/lib/one", (), "", "directory"), True),
+        (Bind("/opt/one.so", "/usr/lib/one.so", (), ""), True),
+        (Bind("/usr/bin/one", "/usr/bin/one", (), ""), False),
+        (Link("/dev/dri/by-path/one", "../card0", ""), False),
+    ],
+    ids=lambda value: value.describe() if hasattr(value, "describe") else str(value),
+)
+def test_what_ldconfig_looks_at_is_there_before_it_runs(
+    action: Any, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link may lead to a directory of libraries, and a mode may close one to it."""
+    order: list[Any] = []
+    refresh = RefreshLdCache("", ("/usr/lib/one",), "")
+    transaction: Any = SimpleNamespace(
+        container=None, ldconfig=None, notes=[], journal=SimpleNamespace(entries=[]), do=order.append, undo=lambda _: []
+    )
+    monkeypatch.setattr(apply, "start_ldconfig", lambda *_: None)
+    up, down = os.pipe(), os.pipe()
+    os.write(down[1], worker.COMMIT)
+    apply.carry_out(Plan((action, refresh)), transaction, up[1], down[0])
+    for fd in (*up, *down):
+        os.close(fd)
+    assert order == ([action, refresh] if before else [refresh, action])

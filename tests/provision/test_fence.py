@@ -103,6 +103,7 @@ def test_the_kernel_enforces_the_filter():
 def test_privileges_are_gone_for_good(uid):
     def attempt():
         fence.load_prctl()
+        fence.forgo_privileges()
         fence.drop_privileges(uid, uid)
         with open("/proc/self/status") as file:
             status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)

@@ -1,5 +1,6 @@
 """ldconfig in its sandbox, on roots that images could have; and a probe in its place that tells what it can do."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ HOST_LDCONFIG = find_ldconfig(Settings())
 def run_ldconfig(fd, root_fd, directories, uid, gid):
     """Have the cache written; return "" or a warning of one line."""
     started = start_ldconfig(fd, root_fd, directories, uid, gid)
+    started.go()
     try:
         return started.finish()
     finally:
@@ -477,6 +479,43 @@ def test_a_program_that_does_not_end_is_stopped(root, probe, monkeypatch):
     monkeypatch.setattr(ldconfig, "DEADLINE", 0.3)
     started = "ldconfig was stopped after 0 s; the container's loader uses the links alone"
     assert refresh(root, probe, ("/sleep",)) == started
+
+
+@pytest.mark.root
+def test_the_lock_on_the_program_is_there_until_it_has_ended(root, probe):
+    def body():
+        fd = open_ldconfig(probe)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        started = start_ldconfig(fd, os.open(root, os.O_PATH | os.O_DIRECTORY), ("/sleep",), 0, 0)
+        os.close(fd)
+        started.go()
+        inner = wait_for(lambda: children(started.pid))[0]
+        wait_for(lambda: os.readlink(f"/proc/{inner}/exe").startswith("/memfd:ldconfig"))
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        started.stop()
+        os.waitpid(started.pid, 0)
+        fcntl.flock(again, fcntl.LOCK_EX)
+        return not os.path.exists(f"/proc/{inner}/exe")
+
+    assert in_child(body)
+
+
+@pytest.mark.root
+def test_one_that_waits_ends_though_it_outlives_the_process_around_it(root, probe):
+    """It had not asked yet to end with its parent."""
+
+    def body():
+        ldconfig.fence.die_with_parent = lambda: None
+        ldconfig.LAST_SECONDS = 1_000_000
+        started = start_ldconfig(open_ldconfig(probe), os.open(root, os.O_PATH | os.O_DIRECTORY), ("/sleep",), 0, 0)
+        wait_for(lambda: children(started.pid))
+        started.stop()
+        os.waitpid(started.pid, 0)
+        return True
+
+    assert in_child(body)
 
 
 @pytest.mark.root

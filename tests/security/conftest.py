@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 from support import requirements
+from support.left_behind import hook_log, machine_unchanged
 from support.product import SimulatedHost, make_simulated_host
 
 pytest.register_assert_rewrite("security_lab")
 
 from security_lab import Attacks, add_busybox  # noqa: E402 - it has assertions
+
+__all__ = ["hook_log", "machine_unchanged"]
 
 
 @pytest.fixture(scope="session")

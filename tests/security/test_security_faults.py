@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ENDS = {"SIGKILL": 0, "SIGTERM": -signal.SIGTERM}
 """What the stopper takes for them."""
+FAULTS = (*ENDS, "errors")
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENOMEM)
 ASKS = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
 HOOK = PROGRAMS / "ocigpu-hook"
@@ -225,17 +226,20 @@ def make_lab(
 
 
 @pytest.mark.parametrize("mode", ["hook", "merge", "spec", "cdi"])
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGTERM", "errors"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_start_that_ends_at_any_step_leaves_nothing(
     stopper: Path, make_lab: Callable[[str], Lab], mode: str, fault: str, share: Callable[..., list[Step]]
 ) -> None:
-    """What a killed shim has left in modes spec and cdi is undone by the next start, even by one that fails."""
+    """What a killed shim has left in modes spec and cdi is undone by the next start, even by one that fails.
+
+    Of the steps of a mode, each fault takes another sixth, and of two modes that are alike the second other ones.
+    """
     lab = make_lab(mode)
     hook, ended = mode in ("hook", "merge"), fault != "errors"
     part = (2 if ended else 4) if hook else 1
     start = {"hook": {0, 1, 2, 3}, "merge": {0, 1, 2}}.get(mode, {0})  # 3: the sandbox of ldconfig
     steps = list_steps(stopper, lab, lambda words: lab.start(lab.bundle(), *words), start, part)
-    steps = share(steps, 2, ended)
+    steps = share(steps, 6, 2 * FAULTS.index(fault) + (mode in ("merge", "cdi")))
     complete = machine.tree(lab.complete / "rootfs")
     log = lab.directory / "log"
     problems = []
@@ -300,7 +304,7 @@ def test_a_hook_that_ends_at_any_step_leaves_nothing(
     def call(words: Sequence[str | Path]) -> Completed:
         return lab.call_hook(lab.bundle(), *words, configure=configure)
 
-    steps = share(list_steps(stopper, lab, call, {0, 1}, part), 2, configure + (fault == "SIGKILL"))
+    steps = share(list_steps(stopper, lab, call, {0, 1}, part), 4, 2 * configure + (fault == "SIGKILL"))
     log = lab.directory / "log"
     problems = []
     for index, step in enumerate(steps):
@@ -354,7 +358,7 @@ def test_a_process_that_cannot_be_made_is_told_in_one_line(
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_start_without_descriptors_fails_in_one_line_or_succeeds(
-    stopper: Path, make_lab: Callable[[str], Lab], depth: int
+    stopper: Path, make_lab: Callable[[str], Lab], depth: int, share: Callable[..., list[int]]
 ) -> None:
     """EMFILE at a choice of the calls that open something, the interpreter's own imports among them."""
     lab = make_lab("hook")
@@ -363,7 +367,7 @@ def test_a_start_without_descriptors_fails_in_one_line_or_succeeds(
     count = sum(line.startswith(f"{depth} ") for line in log.read_text().splitlines())
     assert count > 5
     bundle = lab.bundle()
-    for number in range(1, count + 1, 1 if EVERY_STEP else max(1, count // 12)):
+    for number in share(range(1, count + 1, 1 if EVERY_STEP else max(1, count // 12)), 2, depth):
         step = Step(depth, number, "")
         result = lab.start(bundle, *words_for(stopper, log, "open", step, errno.EMFILE))
         if "Fatal Python error" not in result.stderr:  # else the interpreter has not come to any line of ours

@@ -3,11 +3,13 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from support.process import run
 from support.product import PublicCopy
 
 from ocigpu.core.errors import OcigpuError
@@ -315,6 +317,18 @@ def test_failing_compiler_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyt
     error = refused(tmp_path / "host")
     assert error.message.endswith("fatal error: stdio.h: No such file or directory")
     assert os.listdir(tmp_path) == ["bin"]
+
+
+@pytest.mark.root
+def test_a_full_disk_is_not_taken_for_a_missing_compiler(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    script = f'mount -t tmpfs -o size=300k tmpfs {small} && "$@"; status=$?; ls {small}; exit $status'
+    words = [sys.executable, "-m", "ocigpu.cli", "sim", "create", small / "host", "--gpus", "1"]
+    done = run(["unshare", "--mount", "sh", "-c", script, "sh", *words], check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "No space left on device" in done.stderr
+    assert done.stderr.splitlines()[-1] == "hint: Make room, or name a directory on another disk: df -h"
 
 
 def test_machine_without_32_bit_or_static_linking_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

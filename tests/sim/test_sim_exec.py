@@ -84,6 +84,14 @@ def test_a_command_sees_gpus_and_its_directory_is_gone_afterwards() -> None:
     assert "ocigpu: SIMULATED: 2 GPUs, NVIDIA L4" in done.stderr
 
 
+def test_options_behind_the_name_of_the_command_are_its_own() -> None:
+    done = sim_exec("--gpus", "2", "nvidia-smi", "-L")
+    assert [text.partition(" (")[0] for text in done.stdout.splitlines()] == [
+        "GPU 0: NVIDIA H100 80GB HBM3", "GPU 1: NVIDIA H100 80GB HBM3",
+    ]  # fmt: skip
+    assert sim_exec("-q", "echo", "--help", "--", "--gpus", "0").stdout == "--help -- --gpus 0\n"
+
+
 def test_what_was_killed_is_swept_when_its_command_has_ended_too(tmp_path: Path) -> None:
     command = [OCIGPU, "sim", "exec", "-q", "--", "sh", "-c", "echo $$; exec sleep 1000"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from ocigpu.core.errors import OcigpuError
-from ocigpu.sim.kernel_files import render_mig_minors, render_proc_devices
+from ocigpu.sim.files import render_mig_minors, render_proc_devices
 from ocigpu.sim.models import MODELS, cuda_version_of, find_model, make_gpus
 from ocigpu.sim.nodes import Majors, choose_first_card, choose_majors, plan_nodes
 
@@ -72,9 +72,9 @@ def test_layout_of_all_gpus_and_of_none_of_the_slices() -> None:
         ("h100", ["0:,"], 'MIG layout "0:,": a NVIDIA H100 80GB HBM3 has no profile ""'),
         ("t4", ["0:1g.5gb"], 'MIG layout "0:1g.5gb": a Tesla T4 has no MIG'),
         ("h100", ["1g.10gb"], 'MIG layout "1g.10gb": no GPU index'),
-        ("h100", ["2:1g.10gb"], 'MIG layout "2:1g.10gb": no GPU "2": indices are 0-1'),
-        ("h100", ["-1:1g.10gb"], 'MIG layout "-1:1g.10gb": no GPU "-1": indices are 0-1'),
-        ("h100", ["²:1g.10gb"], 'MIG layout "²:1g.10gb": no GPU "²": indices are 0-1'),
+        ("h100", ["2:1g.10gb"], 'MIG layout "2:1g.10gb": no GPU "2" of 2, counted from 0'),
+        ("h100", ["-1:1g.10gb"], 'MIG layout "-1:1g.10gb": no GPU "-1" of 2, counted from 0'),
+        ("h100", ["²:1g.10gb"], 'MIG layout "²:1g.10gb": no GPU "²" of 2, counted from 0'),
         ("h100", ["0:4g.40gb,4g.40gb"], "8 compute slices, and a NVIDIA H100 80GB HBM3 has 7"),
         ("h100", ["0:3g.40gb,3g.40gb,1g.10gb"], "9 memory slices, and a NVIDIA H100 80GB HBM3 has 8"),
         ("h100", ["0:1g.10gb+me,1g.10gb+me"], "do not fit into one NVIDIA H100 80GB HBM3 together"),

@@ -66,8 +66,10 @@ events.k8s.io/v1 Event events n - reason
 apps/v1 DaemonSet daemonsets n s
 apps/v1 Deployment deployments n s
 batch/v1 Job jobs n s
+discovery.k8s.io/v1 EndpointSlice endpointslices n -
 coordination.k8s.io/v1 Lease leases n -
 networking.k8s.io/v1 NetworkPolicy networkpolicies n -
+policy/v1 PodDisruptionBudget poddisruptionbudgets n s
 node.k8s.io/v1 RuntimeClass runtimeclasses - -
 scheduling.k8s.io/v1 PriorityClass priorityclasses - -
 rbac.authorization.k8s.io/v1 ClusterRole clusterroles - -
@@ -89,6 +91,20 @@ def _kinds() -> Iterator[Kind]:
         version, kind, plural, scope, status, *fields = line.split()
         group, _, version = version.rpartition("/")
         yield Kind(group, kind, plural, scope == "n", status == "s", {version: None}, fields=tuple(fields))
+
+
+def make_kind(group: str, kind: str, plural: str, version: str = "v1alpha1", namespaced: bool = False) -> Object:
+    """Return a CustomResourceDefinition, with a status, of objects of any content."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    served = {"name": version, "served": True, "storage": True, "subresources": {"status": {}}, "schema": schema}
+    names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
+    scope = "Namespaced" if namespaced else "Cluster"
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "scope": scope, "names": names, "versions": [served]},
+    }
 
 
 class User(NamedTuple):
@@ -155,6 +171,9 @@ class Cluster:
         self._version = 100
         self._oldest = 0
         self._changed = threading.Condition(threading.RLock())
+        self.slow: tuple[str, threading.Event] | None = None
+        self.stalled = 0
+        """Requests that were answered slowly since :meth:`stall`."""
         self._failures: list[list[Any]] = []
         self._epoch = 0
         self._bookmark_seconds = bookmark_seconds
@@ -193,24 +212,37 @@ class Cluster:
         self._users[token] = User(user, (*groups, "system:authenticated"))
         return token
 
-    def add_extra(self, user: str, extra: Mapping[str, list[str]]) -> None:
-        """Let policies see what a user's token says beside the name, such as the node of its pod."""
-        token = f"token-of-{user}"
-        self._users[token] = self._users[token]._replace(extra=extra)
+    def token(self, user: str = ADMIN, *groups: str, node: str | None = None) -> str:
+        """Return a token of a user; with ``node`` that of a pod there."""
+        if user == ADMIN:
+            return "admin"
+        token = self.add_token(user, *groups)
+        if node is not None:
+            known, token = self._users[token], f"{token}@{node}"
+            self._users[token] = known._replace(extra={"authentication.kubernetes.io/node-name": [node]})
+        return token
 
-    def client(self, user: str = ADMIN, *groups: str, **options: Any) -> Any:
+    def kubeconfig(self, user: str = ADMIN, *groups: str, node: str | None = None) -> Object:
+        """Return the document by which a user finds the cluster; the default one may do everything."""
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": {"server": self.url}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "users": [{"name": "test", "user": {"token": self.token(user, *groups, node=node)}}],
+            "current-context": "test",
+        }
+
+    def write_kubeconfig(self, path: Path, user: str = ADMIN) -> Path:
+        """Write that document; returns the path."""
+        path.write_text(json.dumps(self.kubeconfig(user)))
+        return path
+
+    def client(self, user: str = ADMIN, *groups: str, node: str | None = None, **options: Any) -> Any:
         """Return a client of lightkube, closed with the cluster; the default user may do everything."""
         import lightkube
 
-        token = "admin" if user == ADMIN else self.add_token(user, *groups)
-        config = lightkube.KubeConfig.from_dict(
-            {
-                "clusters": [{"name": "test", "cluster": {"server": self.url}}],
-                "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-                "users": [{"name": "test", "user": {"token": token}}],
-                "current-context": "test",
-            }
-        )
+        config = lightkube.KubeConfig.from_dict(self.kubeconfig(user, *groups, node=node))
         client = lightkube.Client(config=config.get(), trust_env=False, **options)
         self._clients.append(client._client)
         return client
@@ -231,6 +263,11 @@ class Cluster:
     def delete(self, kind: str, name: str, namespace: str | None = None, **options: Any) -> None:
         head = {"kind": kind, "metadata": {"name": name, "namespace": namespace or ""}}
         self._do("DELETE", head, ADMIN, named=True, body=options)
+
+    def bind(self, pod: str, namespace: str, node: str) -> None:
+        """Do what the scheduler does."""
+        head = {"kind": "Pod", "metadata": {"name": pod, "namespace": namespace}}
+        self._do("POST", head, ADMIN, "binding", named=True, body={"target": {"kind": "Node", "name": node}})
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
         return self._do("GET", {"kind": kind, "metadata": {"name": name, "namespace": namespace or ""}}, named=True)
@@ -257,6 +294,17 @@ class Cluster:
     def fail(self, times: int, status: int, method: str | None = None, path: str | None = None) -> None:
         """Answer the next requests with this status; 0: the connection is closed.  ``path``: a regular expression."""
         self._failures.append([times, status, method, path])
+
+    @contextlib.contextmanager
+    def stall(self, path: str) -> Iterator[None]:
+        """Answer requests for paths with this in them so slowly that no time limit is reached, until the block ends."""
+        ended = threading.Event()
+        self.slow, self.stalled = (path, ended), 0
+        try:
+            yield
+        finally:
+            self.slow = None
+            ended.set()
 
     def drop_watches(self) -> None:
         """Break the connection of every watch."""
@@ -394,7 +442,7 @@ class Cluster:
             if request.sub not in (
                 "",
                 "status" if kind.status else "",
-                *(("ephemeralcontainers", "eviction") if kind.kind == "Pod" else ()),
+                *(("ephemeralcontainers", "eviction", "binding") if kind.kind == "Pod" else ()),
             ):
                 raise _no_path()
             if verb == "list":
@@ -417,6 +465,10 @@ class Cluster:
                 options = (request.body or {}).get("deleteOptions")
                 self._delete(request._replace(method="DELETE", sub="", body=options), found)
                 return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+            if request.sub == "binding":
+                bound = copy.deepcopy(found)
+                bound["spec"]["nodeName"] = request.body["target"]["name"]
+                return 201, self._written(request, "MODIFIED", bound, copy.deepcopy(found))
             if verb == "delete":
                 return 200, self._delete(request, found)
             return 200, self._change(request, found)
@@ -503,11 +555,24 @@ class Cluster:
             document["spec"].setdefault("serviceAccountName", "default")
             document["spec"].setdefault("schedulerName", "default-scheduler")
             document["spec"].setdefault("terminationGracePeriodSeconds", 30)
+            self._admit_pod(metadata, document["spec"])
         elif kind.kind == "ResourceQuota":
             hard = document.get("spec", {}).get("hard", {})
             document["status"] = {"hard": dict(hard), "used": dict.fromkeys(hard, "0")}
         elif kind.kind == "CustomResourceDefinition":
             self._define(document)
+
+    def _admit_pod(self, metadata: Object, spec: Object) -> None:
+        """Do what the admission plugin ServiceAccount does."""
+        refused, space = f'pods "{metadata["name"]}" is forbidden', metadata["namespace"]
+        account = self._store(self._find("ServiceAccount")).get((space, spec["serviceAccountName"]))
+        if account is None:
+            words = f"error looking up service account {space}/{spec['serviceAccountName']}: it is not found"
+            raise Problem(403, "Forbidden", f"{refused}: {words}")
+        if spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True)):
+            token = {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}}
+            volume = {"name": "kube-api-access-x7x7x", "projected": {"sources": [token]}}
+            spec["volumes"] = [*spec.get("volumes", []), volume]
 
     def _define(self, crd: Object) -> None:
         spec = crd["spec"]
@@ -731,6 +796,9 @@ class Cluster:
         if kind.kind == "Namespace":
             new["metadata"].setdefault("labels", {})["kubernetes.io/metadata.name"] = request.name
             new["spec"] = copy.deepcopy(found["spec"])
+        if kind.kind == "Pod" and new["spec"].get("nodeName") != found["spec"].get("nodeName"):
+            words = "spec: Forbidden: pod updates may not change fields other than a few"
+            raise Problem(422, "Invalid", f'Pod "{request.name}" is invalid: {words}', kind, request.name)
         if kind.kind == "ResourceQuota" and not request.sub:
             hard = new.get("spec", {}).get("hard", {})
             new["status"] = {
@@ -929,6 +997,8 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                     _selector(request)
                     events = cluster.watch(request)
                     self._stream("application/json", (event and json.dumps(event).encode() + b"\n" for event in events))
+                elif cluster.slow and cluster.slow[0] in self.path:
+                    self._stream("application/json", self._drip(cluster.slow[1], *cluster.serve(request)))
                 else:
                     self._answer(*cluster.serve(request))
             except Problem as problem:
@@ -943,6 +1013,12 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def _drip(self, ended: threading.Event, _status: int, answer: Object) -> Iterator[bytes]:
+            cluster.stalled += 1
+            while not ended.wait(0.2):
+                yield b" "
+            yield json.dumps(answer).encode()
 
         def _stream(self, content: str, pieces: Iterable[bytes | None]) -> None:
             self.send_response(200)

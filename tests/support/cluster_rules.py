@@ -169,9 +169,12 @@ _ENVIRONMENT = new_environment()
 def _program(expression: str) -> Any:
     # words that CEL reserves are written __so__ by Kubernetes
     tree = _ENVIRONMENT.compile(re.sub(r"\.__([a-z]+)__", r".\1", expression))
-    return _ENVIRONMENT.program(
-        tree, functions={"_==_": _equal, "_!=_": lambda one, other: celpy.celtypes.BoolType(not _equal(one, other))}
-    )
+    functions = {
+        "_==_": _equal,
+        "_!=_": lambda one, other: celpy.celtypes.BoolType(not _equal(one, other)),
+        "split": lambda text, mark: celpy.json_to_cel(str(text).split(str(mark))),
+    }
+    return _ENVIRONMENT.program(tree, functions=functions)
 
 
 def _equal(one: Any, other: Any) -> Any:
@@ -258,7 +261,9 @@ def _denial(
     variables = as_cel(variables)
     ignore = spec.get("failurePolicy") == "Ignore"
     try:
-        if not all(evaluate(one["expression"], variables) for one in spec.get("matchConditions", [])):
+        # the API server does not tell match conditions of the namespace (webhook/matchconditions/matcher.go)
+        known = {**variables, "namespaceObject": None}
+        if not all(evaluate(one["expression"], known) for one in spec.get("matchConditions", [])):
             return None
     except celpy.CELEvalError as error:
         return None if ignore else (f"match condition: {error}", "Forbidden")

@@ -8,7 +8,6 @@ see support/kubelet.py::
 A call is a line ``[method, arguments...]``, an answer a line ``{"result": ...}`` or ``{"error": text}``.
 """
 
-import json
 import os
 import stat
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from answering import answer_calls
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 
@@ -49,7 +49,7 @@ class DraKubelet:
         for name in ("plugins_registry", "plugins"):
             (directory / name).mkdir(parents=True, exist_ok=True)
 
-    def find(self, seconds: float = 60, count: int = 1) -> list[dict[str, Any]]:
+    def find(self, seconds: float = 150, count: int = 1) -> list[dict[str, Any]]:
         """Wait until so many drivers have registered, look at the directory as its watcher does; return all of them."""
         deadline = time.monotonic() + seconds
         while True:
@@ -74,7 +74,7 @@ class DraKubelet:
     def _register(self, path: Path) -> None:
         try:
             with open_channel(str(path)) as channel:
-                info = method(channel, PLUGIN_REGISTRATION, "GetInfo")(registration_pb.InfoRequest(), timeout=5)
+                info = method(channel, PLUGIN_REGISTRATION, "GetInfo")(registration_pb.InfoRequest(), timeout=60)
                 error = ""
                 if info.type != "DRAPlugin" or not info.endpoint.startswith("/"):
                     error = f"invalid plugin {info.type} at {info.endpoint}"
@@ -83,7 +83,7 @@ class DraKubelet:
                 elif not stat.S_ISSOCK(os.lstat(info.endpoint).st_mode):
                     error = "its service does not listen"
                 status = registration_pb.RegistrationStatus(plugin_registered=not error, error=error)
-                method(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")(status, timeout=5)
+                method(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")(status, timeout=60)
         except (grpc.RpcError, FileNotFoundError):  # it is asked again
             return
         if not error:
@@ -109,7 +109,7 @@ class DraKubelet:
         except (grpc.RpcError, ValueError):  # the driver ended, or the connection was closed
             return
 
-    def health(self, driver: str, device: str, wanted: int, seconds: float = 60) -> dict[str, Any]:
+    def health(self, driver: str, device: str, wanted: int, seconds: float = 150) -> dict[str, Any]:
         """Wait for the health of a device (1 healthy, 2 unhealthy) and return what is known of it."""
         plugin = self.plugins[driver][-1]
         deadline = time.monotonic() + seconds
@@ -145,17 +145,7 @@ class DraKubelet:
 
 
 def main(directory: str) -> None:
-    kubelet = DraKubelet(Path(directory))
-    print("ready", flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        try:
-            answer = {"result": getattr(kubelet, name)(*arguments)}
-        except grpc.RpcError as error:
-            answer = {"error": f"{error.code().name}: {error.details()}"}
-        except (KeyError, AssertionError) as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+    answer_calls(DraKubelet(Path(directory)))
 
 
 if __name__ == "__main__":

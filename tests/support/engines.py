@@ -176,10 +176,11 @@ def start_containerd(
     sandbox_image: str,
     view: Sequence[str] = (),
     prepare: Callable[[Path], object] = bool,
+    program: str = "containerd",
 ) -> Iterator[Containerd]:
     """Start containerd with an image, and runtime entries (name -> program) in its config.toml.
 
-    ``prepare`` is called with the path of the config.toml before it starts.
+    ``prepare`` is called with the path of the config.toml before it starts; ``program``: another containerd's path.
     """
     directory.mkdir()
     namespace = directory.parent.name
@@ -218,7 +219,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.devmapper", "io.containerd.sna
     prepare(config)
     environment = {"PATH": SYSTEM_PATH, "HOME": str(directory), **env}
     engine = Containerd(directory, namespace, snapshotter)
-    command = [*view, _program("containerd"), "--config", str(config)]
+    command = [*view, _program(program), "--config", str(config)]
     ready = [_program("ctr"), "--address", str(engine.socket), "plugins", "ls"]
     try:
         with _daemon(directory, command, environment, engine.socket, ready):

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from support import machine, requirements
 from support.bundle import base_config, compile_probes, make_rootfs, write_bundle
-from support.images import write_image
-from support.product import PublicCopy, SimulatedHost, make_public_copy, make_simulated_host
+from support.process import run
+from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, make_simulated_host
 from support.runtimes import container_id, set_cgroup
+
+from ocigpu.cli.archive_image import write_image
 
 
 @pytest.fixture(scope="session")
@@ -93,20 +95,6 @@ def make_bundle(work_directory: Path, rootfs: Callable[[str], Path]) -> MakeBund
     return make
 
 
-@pytest.fixture(scope="module", autouse=True)
-def machine_unchanged(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each module that starts engines nothing of theirs is left: no mount, process or cgroup."""
-    if not {"engines", "security"} & set(Path(request.path).parts):
-        yield
-        return
-    directory: Path = request.getfixturevalue("session_directory")
-    yield
-    left = machine.remains(str(directory), directory.name)
-    if left:
-        machine.clean(str(directory), directory.name)
-    assert not left, f"left behind by {Path(request.path).name}:\n" + "\n".join(left)
-
-
 @pytest.fixture(scope="session")
 def simulated_host(session_directory: Path) -> SimulatedHost:
     """A simulated host with eight GPUs."""
@@ -127,14 +115,18 @@ def image(session_directory: Path, rootfs: Callable[[str], Path]) -> Path:
     return write_image(session_directory / "image.tar", rootfs("glibc"), IMAGE, ["/probe", "pause"])
 
 
-@pytest.fixture(autouse=True)
-def hook_log(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What hooks wrote to their log during a test, printed so that pytest shows it with a failure."""
-    if not {"engines", "security"} & set(Path(request.path).parts):
-        yield
-        return
-    directory: Path = request.getfixturevalue("session_directory")
-    sizes = {log: log.stat().st_size for log in directory.glob("*/hook.log")}
-    yield
-    for log in directory.glob("*/hook.log"):
-        print(log.read_text()[sizes.get(log, 0) :], end="")
+def build_packages(sources: Path, directory: Path, *kinds: str) -> Path:
+    """Build the packages of these kinds; returns ``directory``, in which they are then."""
+    requirements.require(requirements.programs("dpkg-deb", "dpkg-shlibdeps", "rpmbuild", "gcc"))
+    built = run([sources / "packaging/package.sh", *kinds], timeout=280).stdout.split()
+    directory.mkdir()
+    for path in built:
+        shutil.copy(path, directory)
+    assert len(built) == 2 * len(kinds)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def packages(session_directory: Path) -> Path:
+    """The directory of the packages of both kinds, built anew in a directory of the clone: support/workers.py."""
+    return build_packages(REPOSITORY, session_directory / "packages", "deb", "rpm")

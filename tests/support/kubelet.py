@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from answering import answer_calls
 from google.protobuf.json_format import MessageToDict
 
 from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
@@ -68,8 +69,11 @@ class Kubelet:
         self.journal: list[str] = []
         self.refuse = ""
         self.keeps_checkpoint = True
+        self.residents: list[str] = []
+        self.knows_pods = True
         self.server: grpc.Server | None = None
         self.pods: grpc.Server | None = None
+        self.pods_path = ""
 
     # life
 
@@ -93,13 +97,27 @@ class Kubelet:
         for endpoint in self.endpoints.values():
             endpoint.channel.close()
 
-    def restart(self) -> None:
-        """End as by systemctl restart: connections break, the checkpoint stays; then start again."""
+    def restart(self, knows_pods: bool = True) -> None:
+        """End as by systemctl restart: connections break, the checkpoint stays; then start again.
+
+        ``knows_pods``: the API server has told it which pods it has; see :meth:`learn_pods`.
+        """
         self.stop()
         with self.lock:
             self.endpoints, self.allocations, self.finished = {}, {}, set()
+            self.knows_pods = knows_pods
             self.journal.append("restart")
         self.start()
+        if self.pods_path:
+            self.serve_pods(self.pods_path)
+
+    def learn_pods(self) -> None:
+        """The API server has told it which pods it has."""
+        self.knows_pods = True
+
+    def add_resident(self, pod: str) -> None:
+        """Add a pod without devices, as of a DaemonSet."""
+        self.residents.append(pod)
 
     def restart_during_calls(self, resource: str, ids: list[str]) -> int:
         """Restart while containers are being admitted; returns how many calls were answered before."""
@@ -183,7 +201,7 @@ class Kubelet:
             states = {name: list(self.devices(name).values()) for name in sorted(names)}
         return {name: [len(each), each.count("Healthy")] for name, each in states.items()}
 
-    def wait_for(self, expected: dict[str, list[int]], seconds: float = 60) -> dict[str, list[int]]:
+    def wait_for(self, expected: dict[str, list[int]], seconds: float = 150) -> dict[str, list[int]]:
         """Wait until the status of these resources is as expected; return it as it is at last."""
         deadline = time.monotonic() + seconds
         with self.changed:
@@ -398,6 +416,7 @@ class Kubelet:
 
     def serve_pods(self, path: str) -> None:
         """Serve the pod-resources interface, v1; a pod "space/name" is in namespace "space"."""
+        self.pods_path = path
         self.pods = grpc.server(ThreadPoolExecutor(4))
         functions = {"List": self._list_pods, "Get": self._get_pod, "GetAllocatableResources": self._allocatable}
         self.pods.add_generic_rpc_handlers((serve(POD_RESOURCES, functions),))
@@ -419,7 +438,7 @@ class Kubelet:
 
     def _list_pods(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         with self.lock:
-            names = dict.fromkeys(pod for pod, _ in self.allocations)
+            names = dict.fromkeys([*self.residents, *(pod for pod, _ in self.allocations)] if self.knows_pods else [])
             return pods_pb.ListPodResourcesResponse(pod_resources=[self._pod(name) for name in names])
 
     def _get_pod(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -442,18 +461,7 @@ class Kubelet:
 def main(directory: str) -> None:
     kubelet = Kubelet(Path(directory))
     kubelet.start()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        name, *arguments = json.loads(line)
-        try:
-            answer = {"result": getattr(kubelet, name)(*arguments)}
-        except AdmissionError as error:
-            answer = {"error": str(error)}
-        except grpc.RpcError as error:
-            answer = {"error": f"{error.code().name}: {error.details()}"}
-        except (KeyError, AssertionError) as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+    answer_calls(kubelet, AdmissionError)
     kubelet.stop()
 
 

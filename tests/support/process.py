@@ -34,14 +34,20 @@ def explain(result: Completed) -> str:
 
 
 def wait_for(
-    what: str, condition: Callable[[], object], seconds: float = 60, on_failure: Callable[[], str] = str
+    what: str, condition: Callable[[], object], seconds: float = 150, on_failure: Callable[[], str] = str
 ) -> None:
-    """Poll until ``condition()`` is true; fails with ``what`` and ``on_failure()`` when the time is over."""
-    deadline = time.monotonic() + seconds
+    """Poll until ``condition()`` is true; fails with ``what`` and ``on_failure()`` when the time is over.
+
+    It waits longer than it asks: what is waited for needs the processor, too.
+    """
+    begun = time.monotonic()
+    deadline = begun + seconds
     while not condition():
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"waited {seconds} s for {what}\n{on_failure()}")
-        time.sleep(0.02)
+        time.sleep(min(max(0.02, 3 * (now - begun)), 0.5))
+        begun = time.monotonic()
 
 
 def is_alive(pid: int) -> bool:

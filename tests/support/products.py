@@ -2,8 +2,9 @@
 
 A test belongs to one by the mark ``product``: by default its parameters are the row, and all cases of the function the
 product; ``product(NAME, ROW)`` says both, so that cases of several functions can be one.  A test that goes through rows
-by itself asks the fixture ``share``; one that tries something random many times asks ``times``.  The mark ``rest`` is
-for a test that installs more than all others together: ``chosen`` leaves it out.
+by itself asks the fixture ``share``; one that tries something random many times asks ``times``, or is Hypothesis's,
+which makes up fewer examples for a choice (conftest.py).  The mark ``rest`` is for a test that installs more than all
+others together: ``chosen`` leaves it out.
 
 ``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, and those that
 have ever failed; ``all`` takes all, ``rest`` what the first leaves out.  Cases that are named on the command line are
@@ -76,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if mark := item.get_closest_marker("product"):
             name, row = mark.args or (item.nodeid.partition("[")[0], parameters(item))
             products.setdefault(name, []).append((row, item))
-    taken = {item for item in items if which == "rest" and {"share", "times"} & set(getattr(item, "fixturenames", ()))}
+    taken = {item for item in items if which == "rest" and _has_shares(item)}
     left = {item for item in items if item.get_closest_marker("rest")}
     for product in products.values():
         failed = [place for place, (_, item) in enumerate(product) if any(part in item.name for part in EVER_FAILED)]
@@ -86,6 +87,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out:
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
+
+
+def _has_shares(item: pytest.Item) -> bool:
+    """Whether a test does one thing in a choice and another one, or more, in the rest."""
+    made_up = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    return made_up or bool({"share", "times"} & set(getattr(item, "fixturenames", ())))
 
 
 def is_named(config: pytest.Config) -> bool:
@@ -100,9 +107,9 @@ def parameters(item: pytest.Item) -> Row:
 
 @pytest.fixture
 def times(request: pytest.FixtureRequest) -> Callable[[int], int]:
-    """Call with how often something random is tried: returns how often in this run, a fifth or all."""
+    """Call with how often something random is tried: returns how often in this run, a tenth or all."""
     few = request.config.getoption("rows") == "chosen"
-    return lambda number: number // 5 if few else number
+    return lambda number: number // 10 if few else number
 
 
 @pytest.fixture

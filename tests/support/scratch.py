@@ -44,9 +44,9 @@ exec cat
 class ScratchMachine:
     """Call it with words of a command; ``enter`` are the words that go before a command started in another way."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *more: str) -> None:
         self.root = Path(f"/proc/{pid}/root")
-        self.enter = ("nsenter", "--target", str(pid), "--mount", "--net", "--root", "--wd")
+        self.enter = ("nsenter", "--target", str(pid), "--mount", "--net", *more, "--root", "--wd")
 
     def __call__(self, *words: str, check: bool = True, env: dict[str, str] | None = None) -> Completed:
         result = run([*self.enter, *words], check=False, env={**ENVIRONMENT, **(env or {})}, timeout=120)
@@ -69,15 +69,31 @@ class ScratchMachine:
 
 
 @contextmanager
-def scratch_machine(directory: Path, *, hidden: Path, shared: Sequence[Path]) -> Iterator[ScratchMachine]:
-    """Make one, at an empty ``directory``; ``hidden`` is an empty directory there, ``shared`` are the real ones."""
-    words = ["unshare", "--mount", "--net", "sh", "-c", _SETUP, "sh", str(directory), str(hidden), *map(str, shared)]
+def scratch_machine(
+    directory: Path, *, hidden: Path, shared: Sequence[Path], alone: bool = False
+) -> Iterator[ScratchMachine]:
+    """Make one, at an empty ``directory``; ``hidden`` is an empty directory there, ``shared`` are the real ones.
+
+    ``alone``: no other process of this machine is seen there, and its own end with it.
+    """
+    setup = ["sh", "-c", _SETUP, "sh", str(directory), str(hidden), *map(str, shared)]
+    words = [
+        "unshare",
+        "--mount",
+        "--net",
+        *(("--pid", "--fork", "--kill-child", "--mount-proc") if alone else ()),
+        *setup,
+    ]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin
         assert holder.stdout
         try:
             assert holder.stdout.readline() == "ready\n"
-            yield ScratchMachine(holder.pid)
+            if alone:
+                (first,) = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+                yield ScratchMachine(int(first), "--pid")
+            else:
+                yield ScratchMachine(holder.pid)
         finally:
             holder.stdin.close()  # it ends, and its mounts with it
             holder.wait(60)

@@ -15,17 +15,20 @@ ORDER = (
     *("security/test_security_faults", "security/test_security_race", "test_packages", "test_wheel", "test_linters"),
     *("test_bench", "test_install"),
     *("containers/test_attach", "security/", "engines/", "containers/", "provision/", "kubernetes/"),
-    *("cli/test_demo", "cli/test_container_cli", "sim/", "doctor/", "cdi/", "host/", "cli/"),
+    *("cli/test_demo", "cli/test_container_cli", "test_passing", "test_rootfs"),
+    *("sim/", "doctor/", "cdi/", "host/", "cli/"),
 )
 """Starts of the names of files, the longest first: what begins last should be short."""
+TOGETHER = {"test_apt.py": "test_packages.py"}
+"""Files that go to the worker of another: both need the packages, which are built in one directory of the clone."""
 SPLIT = ("security/test_security_faults.py", "security/test_security_race.py")
 """Long files whose tests have nothing in common: they are dealt out one function at a time."""
 
 
 def unit_of(nodeid: str) -> str:
     """Return what of the tests goes to one worker together with this one."""
-    file, _, function = nodeid.partition("::")
-    return f"{file}::{function.partition('[')[0]}" if file.removeprefix("tests/") in SPLIT else file
+    file, _, function = nodeid.removeprefix("tests/").partition("::")
+    return f"{file}::{function.partition('[')[0]}" if file in SPLIT else TOGETHER.get(file, file)
 
 
 def sort_key(item: pytest.Item) -> int:

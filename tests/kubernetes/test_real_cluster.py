@@ -1,0 +1,720 @@
+"""Manifests, roles, policies and programs against a real API server: ``make cluster-test`` names its programs.
+
+Tests of the double's files run here, too, where they need nothing that only a double can do.
+"""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import test_dra_chart as dra_chart
+import test_lease_objects as lease_objects
+import test_tenancy_objects as tenancy_objects
+import yaml
+from caas_lab import Lab as CaasLab
+from caas_lab import ended, running
+from deployment_lab import CASES, DEPLOYMENT, objects
+from dra_lab import DRIVER, NODE, dra_driver
+from lease_lab import GPUS, Inline
+from plugin_lab import plugin
+from support.cluster_rules import Problem
+from support.engines import start_containerd
+from support.fixtures import IMAGE
+from support.process import wait_for
+from support.product import RUNTIME, SimulatedHost, gpu_names, listed_uuids
+from support.real_cluster import KUBELET_NODE, SERVER, Etcd, RealCluster, find_programs
+from support.real_kubelet import ROOT, own_directories, read_log, start_kubelet
+from support.runtimes import script
+from tenancy_lab import ACCOUNT, SERVICE, install, make_controller, pod, tenancy
+from test_dra_examples import EXAMPLES, claim_spec
+from test_dra_slices import nine_gpus
+from test_dra_slices import node as a100
+
+from ocigpu.cli.main import main
+from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.api_server import apply_to_node
+from ocigpu.kubernetes.config import PluginOptions
+from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef, read_allocation
+from ocigpu.kubernetes.dra.cluster import ApiCluster
+from ocigpu.kubernetes.dra.devices import DeviceOptions, DraDevice, Taint, make_devices
+from ocigpu.kubernetes.dra.explain import read_fit
+from ocigpu.kubernetes.dra.fit import published_devices
+from ocigpu.kubernetes.dra.publisher import Published, Publisher
+from ocigpu.kubernetes.dra.slices import ApiFeatures
+from ocigpu.kubernetes.labelling import find_place, publish, withdraw
+from ocigpu.kubernetes.mig_node import NodeApi
+from ocigpu.kubernetes.tenants.controller import RESYNC, ControllerService, TenancyController
+from ocigpu.kubernetes.tenants.lease import Lease, Phase
+from ocigpu.kubernetes.tenants.report import LeaseReporter, lease_name
+from ocigpu.kubernetes.tenants.resources import Documents
+from ocigpu.kubernetes.tenants.tenancy import TenancyOptions, is_as_planned, plan_objects
+from ocigpu.system.service import ServiceLog
+
+pytestmark = pytest.mark.cluster(*SERVER, "KUBE_CONTROLLER_MANAGER")
+needs_scheduler = pytest.mark.cluster("KUBE_SCHEDULER")
+Object = dict[str, Any]
+FOREIGN = ("monitoring.coreos.com", "cilium.io")
+"""Groups that others' controllers bring."""
+INSTALLED = (
+    *("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "DeviceClass"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+)
+LEASES = {"enabled": True, "check": "check", "secret": "baseline", "fabric": "vsock:42:6666"}
+VALUES: dict[str, Object] = {
+    **CASES,
+    "claims": {"dra": {"enabled": True, "privileged": True, "shares": "4"}},
+    "leases": {"leases": LEASES, "devicePlugin": {"enabled": False}},
+    "labels of the node": {"nodeLabels": {"target": "node"}, "nodeInstaller": {"enabled": True}},
+    "the service": {"caas": {"enabled": True, "tlsSecret": "tls"}},
+    "tenants": {"tenants": {"enabled": True, "registries": ["registry.example/"], "dnsCidrs": ["169.254.20.10/32"]}},
+}
+OF_THE_CHART = {
+    "dra": {"enabled": True, "privileged": True},
+    "leases": LEASES,
+    "caas": {"enabled": True, "tlsSecret": "tls"},
+    "nodeLabels": {"target": "node"},
+    "nodeInstaller": {"enabled": True},
+    "migManager": {"enabled": True, "pods": "drain"},
+}
+"""What is installed in namespace "gpu"; all at once, for their accounts have nothing in common."""
+FEATURES = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: nodefeatures.nfd.k8s-sigs.io}
+spec:
+  group: nfd.k8s-sigs.io
+  scope: Namespaced
+  names: {kind: NodeFeature, plural: nodefeatures, singular: nodefeature, listKind: NodeFeatureList}
+  versions:
+    - name: v1alpha1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"""
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    made = Etcd(tmp_path_factory.mktemp("cluster") / "etcd", find_programs()["ETCD"])
+    yield made
+    made.program.end()
+
+
+@pytest.fixture(scope="module")
+def cluster(etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    """A cluster with the chart's accounts, roles, policies and classes, and a namespace of a tenancy."""
+    with RealCluster(tmp_path_factory.mktemp("cluster") / "registry", etcd) as made:
+        made.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}})
+        made.apply(yaml.safe_load(FEATURES))
+        install(made)  # type: ignore[arg-type]
+        for each in objects(OF_THE_CHART):
+            if each["kind"] in INSTALLED:
+                made.apply(each)
+        made.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        made.wait_for_right(ACCOUNT, "create", "", "namespaces")
+        labels = {"ocigpu.io/tenancy": "landon"}
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-landon", "labels": labels}}
+        made.create(space, user=ACCOUNT)
+        for name in ("tenant-landon", "default"):
+            lock_account(made, name)
+        tenancy_objects.furnish(made)
+        in_force(made, pod(hostNetwork=True), SERVICE)
+        in_force(made, pod(namespace="default"), ACCOUNT)
+        in_force(made, tenancy_objects.policy("tenant-landon"), SERVICE)
+        yield made
+
+
+def lock_account(cluster: RealCluster, space: str) -> None:
+    """What the controller does to the account that the controller manager makes: pods get no token of it."""
+    wait_for("the account", lambda: cluster.exists("ServiceAccount", "default", space))
+    cluster.patch("ServiceAccount", "default", {"automountServiceAccountToken": False}, space)
+
+
+def in_force(cluster: RealCluster, document: Object, user: str) -> None:
+    """Wait until a policy refuses an object."""
+
+    said: list[str] = []
+
+    def is_refused() -> bool:
+        try:
+            cluster.create(document, user=user, dryRun="All")
+            said.append("it is accepted")
+        except Problem as problem:
+            said.append(problem.message)
+        return "ValidatingAdmissionPolicy" in said[-1]
+
+    wait_for("policies to be in force", is_refused, on_failure=lambda: said[-1])
+
+
+# --- manifests
+
+
+def test_the_manifests_are_accepted(cluster: RealCluster) -> None:
+    """As kubectl's server-side dry run checks them: every field is known, and every value is one it takes."""
+    refused, seen = [], set()
+    names = ("ocigpu.yaml", "tenants.yaml", "leases.yaml", "caas.yaml", "kata-runtimeclass.yaml")
+    texts = [(DEPLOYMENT / name).read_text() for name in names]
+    found = [each for text in texts for each in yaml.safe_load_all(text)]
+    for values in VALUES.values():
+        found += objects(values)
+    cluster.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ocigpu"}})
+    for each in filter(None, found):
+        text = json.dumps(each, sort_keys=True)
+        if text in seen or each["apiVersion"].partition("/")[0] in FOREIGN:
+            continue
+        seen.add(text)
+        try:
+            cluster.apply(each, manager="checks", dryRun="All")
+        except Problem as problem:
+            refused.append(f"{each['kind']} {each['metadata']['name']}: {problem.message}")
+    assert refused == []
+    assert len(seen) > 100
+
+
+def test_expressions_of_the_policies_fit_the_kinds_that_they_are_about(cluster: RealCluster) -> None:
+    def is_checked(policy: Object) -> bool:
+        return bool(policy.get("status", {}).get("observedGeneration") == policy["metadata"]["generation"])
+
+    wait_for("the check of types", lambda: all(map(is_checked, cluster.objects("ValidatingAdmissionPolicy"))))
+    found = {each["metadata"]["name"]: each["status"] for each in cluster.objects("ValidatingAdmissionPolicy")}
+    assert len(found) >= 6
+    warnings = {name: status["typeChecking"] for name, status in found.items() if status.get("typeChecking")}
+    assert warnings == {}
+
+
+# --- tenancies
+
+test_the_defaults_are_those_of_the_schema = tenancy_objects.test_the_defaults_are_those_of_the_schema
+test_what_cannot_be_a_tenancy_is_refused = tenancy_objects.test_what_cannot_be_a_tenancy_is_refused
+test_pods_that_tenants_may_have_are_admitted = tenancy_objects.test_pods_that_tenants_may_have_are_admitted
+test_pods_that_tenants_may_not_have_are_refused = tenancy_objects.test_pods_that_tenants_may_not_have_are_refused
+test_pods_cannot_become_others = tenancy_objects.test_pods_cannot_become_what_they_could_not_be_made_as
+test_only_the_controller_and_operators_change_what_keeps_a_tenancy_in_its_place = (
+    tenancy_objects.test_only_the_controller_and_operators_change_what_keeps_a_tenancy_in_its_place
+)
+test_the_controller_can_do_nothing_outside_of_namespaces_of_tenancies = (
+    tenancy_objects.test_the_controller_can_do_nothing_outside_of_namespaces_of_tenancies
+)
+test_policies_that_are_weakened_are_not_in_force = tenancy_objects.test_policies_that_are_weakened_are_not_in_force
+test_what_the_kind_refuses = lease_objects.test_what_the_kind_refuses
+
+
+@pytest.mark.parametrize(("document", "words"), tenancy_objects.LEADING_OUT, ids=str)
+def test_claims_and_services_that_lead_out_of_a_tenancy_are_refused(
+    cluster: RealCluster, document: Object, words: str
+) -> None:
+    if "dataSourceRef" in document["spec"]:  # namespaces of sources are left out unless a gate of alpha is on
+        made = cluster.create(document, user=SERVICE, dryRun="All")
+        assert "namespace" not in (made["spec"].get("dataSourceRef") or {})
+        return
+    with pytest.raises(Problem, match=words):
+        cluster.create(document, user=SERVICE)
+
+
+def pass_until(controller: TenancyController, what: str, condition: Callable[[], bool]) -> None:
+    def passes() -> bool:
+        controller.resync()
+        return condition()
+
+    wait_for(what, passes, 120)
+
+
+def phase(cluster: RealCluster, name: str) -> str:
+    return str(cluster.get("Tenancy", name).get("status", {}).get("phase"))
+
+
+def test_a_tenancy_is_made_used_and_deleted(
+    cluster: RealCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command, and by a controller that has the rights of its role."""
+    monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig(tmp_path / "config")))
+    assert main(["tenancy", "create", "seed", "--gpus", "4", "--internet"]) == 0
+    controller = make_controller(cluster, denied=("203.0.113.0/24",))  # type: ignore[arg-type]
+    pass_until(controller, "the tenancy", lambda: phase(cluster, "seed") == "Ready")
+    found = cluster.get("Tenancy", "seed")
+    planned = plan_objects(found, TenancyOptions(denied=("203.0.113.0/24",)))
+    for each in planned:
+        metadata = each["metadata"]
+        assert is_as_planned(each, cluster.get(each["kind"], metadata["name"], metadata.get("namespace"))), each
+
+    def versions() -> list[str]:
+        named = [(each["kind"], each["metadata"]["name"], each["metadata"].get("namespace")) for each in planned]
+        return [cluster.get(*each)["metadata"]["resourceVersion"] for each in [("Tenancy", "seed", None), *named]]
+
+    before = versions()
+    assert controller.resync() == RESYNC
+    assert versions() == before, "what is as it should be is only looked at"
+    # two GPUs of four are used, and no more than four
+    cluster.create(pod(namespace="tenant-seed"), user=SERVICE)
+    pass_until(controller, "their count", lambda: cluster.get("Tenancy", "seed")["status"].get("gpusUsed") == "2")
+    with pytest.raises(Problem, match="exceeded quota"):
+        cluster.create(pod(namespace="tenant-seed", name="q", gpus=4), user=SERVICE)
+    # what others change is repaired
+    cluster.patch("NetworkPolicy", "ocigpu-tenancy", {"spec": {"ingress": [{}]}}, "tenant-seed")
+    cluster.delete("LimitRange", "ocigpu-tenancy", "tenant-seed")
+    pass_until(controller, "repair", lambda: cluster.exists("LimitRange", "ocigpu-tenancy", "tenant-seed"))
+    pass_until(controller, "the tenancy", lambda: phase(cluster, "seed") == "Ready")
+    # a lease holds it up
+    lease = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "GPULease", "metadata": {"name": "held"}}
+    cluster.create({**lease, "spec": {"nodeName": NODE, "pciAddress": GPUS[0]}})
+    holder = {"namespace": "tenant-seed", "podName": "p", "tenancy": "seed"}
+    leased = {"phase": "Leased", "generation": 1, "holder": holder}
+    cluster.patch("GPULease", "held", {"status": leased}, sub="status")
+    assert main(["tenancy", "delete", "seed"]) == 0
+    pass_until(controller, "the end of its pods", lambda: not cluster.exists("Pod", "p", "tenant-seed"))
+    assert phase(cluster, "seed") == "Terminating"
+    cluster.patch("GPULease", "held", {"status": {"phase": "Free", "generation": 1}}, sub="status")
+    pass_until(controller, "its end", lambda: not cluster.exists("Tenancy", "seed"))
+    assert not cluster.exists("Namespace", "tenant-seed")
+    cluster.delete("GPULease", "held")
+    capsys.readouterr()
+
+
+def test_the_controller_leads_watches_and_lets_others_lead(
+    cluster: RealCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = ControllerService(
+        TenancyOptions(), ServiceLog(as_json=False), namespace="ocigpu", open_client=lambda: cluster.client(ACCOUNT)
+    )
+
+    def act() -> None:
+        try:
+            cluster.create(tenancy("watched"))
+            wait_for("the tenancy", lambda: phase(cluster, "watched") == "Ready", 120)
+            cluster.delete("Tenancy", "watched")
+            wait_for("its end", lambda: not cluster.exists("Tenancy", "watched"), 120)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    service.run()
+    thread.join(60)
+    assert cluster.get("Lease", "ocigpu-tenancies", "ocigpu")["spec"].get("holderIdentity", "") == ""
+    log = capsys.readouterr().out
+    assert "tenancy watched: Ready" in log
+    assert "403" not in log
+
+
+# --- the service
+
+
+def test_a_container_becomes_a_pod_and_goes(cluster: RealCluster, tmp_path: Path) -> None:
+    account = "system:serviceaccount:gpu:ocigpu-caas"
+    cluster.wait_for_right(account, "create", "", "pods", "tenant-caas")
+    lab = CaasLab(cluster, tmp_path, user=account)  # type: ignore[arg-type]
+    lab.start()
+    try:
+        controller = make_controller(cluster)  # type: ignore[arg-type]
+        cluster.create(tenancy("caas"))
+        pass_until(controller, "the tenancy", lambda: phase(cluster, "caas") == "Ready")
+        key = lab.key("caas")
+        made = lab.run(key, tenancy="caas", gpus=2, secrets={"TOKEN": "hidden-value"}, command=["sh"])
+        name = made.replace("_", "-")
+        spec = lab.pod(made, "caas")["spec"]
+        assert spec["overhead"], "the runtime class was found"
+        assert [each["name"] for each in spec["containers"][0]["env"]] == ["TOKEN"]
+        lab.set_status(made, "caas", **running())
+        lab.wait(key, made, "running")
+        lab.set_status(made, "caas", **ended())
+        assert lab.wait(key, made, "finished")["reason"] == "completed"
+        assert lab.ask("DELETE", f"/v1/containers/{made}", key).status == 202
+        wait_for("its end", lambda: lab.ask("GET", f"/v1/containers/{made}", key).status == 404)
+        assert not cluster.exists("Pod", name, "tenant-caas")
+        assert not cluster.exists("Secret", name, "tenant-caas")
+        cluster.delete("Tenancy", "caas")
+        pass_until(controller, "its end", lambda: not cluster.exists("Tenancy", "caas"))
+    finally:
+        lab.stop()
+
+
+# --- programs of nodes
+
+
+def test_labels_of_a_node(cluster: RealCluster, tmp_path: Path) -> None:
+    cluster.patch("Node", NODE, {"metadata": {"labels": {"zone": "a"}}})
+    for name in ("node-labels", "node-installer"):
+        server = cluster.account(f"system:serviceaccount:gpu:ocigpu-{name}", tmp_path / name, NODE)
+        cluster.wait_for_right(f"system:serviceaccount:gpu:ocigpu-{name}", "patch", "", "nodes")
+        if name == "node-installer":
+            apply_to_node(server, NODE, {"labels": {"ocigpu/runtime": "ready"}, "annotations": {"ocigpu/x": "y"}}, "i")
+            apply_to_node(server, NODE, {"labels": {}}, "i")
+            continue
+        place = find_place(PluginOptions(), "node", {"NODE_NAME": NODE}, server)
+        publish(place, {"nvidia.com/gpu.count": "2", "nvidia.com/gpu.product": "A100"})
+        publish(place, {"nvidia.com/gpu.count": "8"})
+        assert "nvidia.com/gpu.product" not in cluster.get("Node", NODE)["metadata"]["labels"]
+        withdraw(place)
+    labels = cluster.get("Node", NODE)["metadata"]["labels"]
+    assert {name: value for name, value in labels.items() if "kubernetes.io" not in name} == {"zone": "a"}
+
+
+def test_a_node_feature(cluster: RealCluster, tmp_path: Path) -> None:
+    """With the default values of the chart, in the namespace of another release."""
+    cluster.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "labels"}})
+    for each in objects({}, "labels"):
+        if each["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
+            cluster.apply(each)
+    account = "system:serviceaccount:labels:ocigpu-node-labels"
+    cluster.wait_for_right(account, "patch", "nfd.k8s-sigs.io", "nodefeatures", "labels")
+    server = cluster.account(account, tmp_path / "account", NODE)
+    environment = {"NODE_NAME": NODE, "POD_NAME": f"ocigpu-node-labels-{NODE}"}
+    place = find_place(PluginOptions(), "", environment, server)
+    assert place.target == "node-feature"
+    publish(place, {"a": "1", "b": "2"})
+    publish(place, {"a": "2"})
+    found = cluster.get("NodeFeature", f"nvidia-features-for-{NODE}", "labels")
+    assert found["spec"]["labels"] == {"a": "2"}
+
+
+def test_the_mig_manager_reads_and_writes_its_node(cluster: RealCluster) -> None:
+    account = "system:serviceaccount:gpu:ocigpu-mig-manager"
+    cluster.wait_for_right(account, "create", "", "pods/eviction")
+    node = NodeApi(cluster.client(account), NODE)
+    asks = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "gpus", "namespace": "default"}}
+    cluster.create({**head, "spec": {"nodeName": NODE, "terminationGracePeriodSeconds": 0, "containers": [asks]}})
+    node.patch({"nvidia.com/mig.config.state": "pending", "x": "1"}, {"ocigpu/mig": "{}"})
+    node.patch({"nvidia.com/mig.config.state": "success", "x": None}, {"ocigpu/mig": None})
+    read = node.read()
+    assert read.labels["nvidia.com/mig.config.state"] == "success"
+    assert "x" not in read.labels
+    assert "ocigpu/mig" not in read.annotations
+    (found,) = [each for each in node.pods() if each.name == "gpus"]
+    assert found.gpus
+    assert not found.daemon
+    assert node.evict(found)
+    wait_for("the eviction", lambda: not cluster.exists("Pod", "gpus", "default"))
+    assert node.evict(found), "one that is gone is no error"
+    woken, over = threading.Event(), threading.Event()
+    follower = threading.Thread(
+        target=node.follow, args=(woken.set, lambda _: over.is_set(), ["nvidia.com/mig.config"]), daemon=True
+    )
+    follower.start()
+    number = iter(range(1000))
+
+    def is_woken() -> bool:
+        cluster.patch("Node", NODE, {"metadata": {"labels": {"nvidia.com/mig.config": f"c{next(number)}"}}})
+        return woken.wait(0.2)
+
+    wait_for("the label to be seen", is_woken)
+    over.set()
+    cluster.patch("Node", NODE, {"metadata": {"labels": {"nvidia.com/mig.config": None}}})
+
+
+def test_leases_are_told_by_the_agent_of_their_node_alone(cluster: RealCluster) -> None:
+    account = "system:serviceaccount:gpu:ocigpu-lease-agent"
+    cluster.wait_for_right(account, "patch", "ocigpu.io", "gpuleases/status")
+    log: list[str] = []
+
+    def reporter(on: str | None) -> LeaseReporter:
+        return LeaseReporter(
+            Documents(cluster.client(account, node=on)), NODE, Inline(), lambda _level, text: log.append(text)
+        )
+
+    name = lease_name(NODE, GPUS[0])
+    theirs = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "GPULease", "metadata": {"name": "x"}}
+    in_force(cluster, {**theirs, "spec": {"nodeName": "n", "pciAddress": GPUS[0]}}, account)
+    for on in ("other", None):
+        told = reporter(on)
+        told.step({GPUS[0]: Lease(GPUS[0], Phase.FREE, 1)}, 0.0)
+        told.step({}, 0.0)
+        assert not cluster.exists("GPULease", name)
+    assert len(log) == 2
+    assert all("of its own node alone" in line for line in log), log
+    log.clear()
+    told = reporter(NODE)
+    told.step({GPUS[0]: Lease(GPUS[0], Phase.FREE, 1)}, 0.0)
+    told.step({GPUS[0]: Lease(GPUS[0], Phase.RESERVED, 2)}, 1.0)
+    told.step({}, 2.0)
+    assert log == []
+    assert cluster.get("GPULease", name)["status"]["phase"] == "Reserved"
+    with pytest.raises(HostError, match="cannot get resource"):
+        Documents(cluster.client(account)).get("GPULease", name)
+    cluster.delete("GPULease", name)
+
+
+# --- dynamic resource allocation
+
+test_the_drivers_rights_suffice_and_end_at_its_own_node = (
+    dra_chart.test_the_drivers_rights_suffice_and_end_at_its_own_node
+)
+test_wrong_configurations_are_refused_when_a_claim_is_made = (
+    dra_chart.test_wrong_configurations_are_refused_when_a_claim_is_made
+)
+
+
+@pytest.fixture
+def node(cluster: RealCluster) -> Iterator[RealCluster]:
+    """A node that pods may be bound to and that offers nothing; afterwards its pods and claims are gone."""
+    cluster.patch("Node", NODE, {"spec": {"taints": None}})
+    amounts = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+    ready = {"type": "Ready", "status": "True", "reason": "Tests", "message": ""}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+    cluster.patch("Node", NODE, {"status": status}, sub="status")
+    cluster.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+    lock_account(cluster, "team")
+    clear(cluster)
+    yield cluster
+    clear(cluster)
+
+
+def clear(cluster: RealCluster) -> None:
+    for each in cluster.objects("Pod"):
+        if each["metadata"]["namespace"] == "team":
+            cluster.delete("Pod", each["metadata"]["name"], "team", gracePeriodSeconds=0)
+    for kind in ("ResourceClaim", "ResourceClaimTemplate"):
+        for each in cluster.objects(kind):
+            metadata = each["metadata"]
+            if not metadata.get("ownerReferences"):
+                cluster.delete(kind, metadata["name"], metadata["namespace"])
+    wait_for("claims to go", lambda: not cluster.objects("ResourceClaim"), 120)
+    for each in cluster.objects("ResourceSlice"):
+        cluster.delete("ResourceSlice", each["metadata"]["name"])
+
+
+def publish_devices(cluster: RealCluster, devices: Sequence[DraDevice]) -> Published:
+    """Publish them as the driver on the node does, with its rights."""
+    client = cluster.client("system:serviceaccount:gpu:ocigpu-dra-driver", node=NODE)
+    return Publisher(ApiCluster(client), DRIVER, NODE, lambda *_, **__: None).publish(devices)
+
+
+def make_pod(cluster: RealCluster, name: str, **spec: Any) -> None:
+    metadata = {"name": name, "namespace": "team"}
+    cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+
+def scheduled(cluster: RealCluster, name: str) -> Object:
+    """Wait until the scheduler has bound a pod, and return it."""
+
+    def why() -> str:
+        return json.dumps(cluster.get("Pod", name, "team").get("status"), indent=1)
+
+    wait_for(f"pod {name}", lambda: cluster.get("Pod", name, "team")["spec"].get("nodeName") == NODE, 60, why)
+    return cluster.get("Pod", name, "team")
+
+
+def allotted(cluster: RealCluster, claim: str, devices: Sequence[DraDevice]) -> tuple[Allotted, ...]:
+    """Return what the driver reads from a claim that the scheduler has allocated."""
+    found = cluster.get("ResourceClaim", claim, "team")
+    return read_allocation(ClaimRef("team", found["metadata"]["uid"], claim), found, DRIVER, NODE, devices)
+
+
+@needs_scheduler
+@pytest.mark.parametrize("name", [name for name, each in EXAMPLES.items() if each.get("host", "gpu") in ("gpu", "mps")])
+def test_pods_of_the_examples_are_given_our_devices(node: RealCluster, name: str) -> None:
+    """By the scheduler: from the published example to the devices and settings that the driver is to prepare."""
+    example, devices = EXAMPLES[name], make_devices(a100())
+    publish_devices(node, devices)
+    head = {"apiVersion": "resource.k8s.io/v1"}
+    for source, short in example.get("templates", {}).items():
+        metadata = {"name": source, "namespace": "team"}
+        spec = {"spec": claim_spec(short)}
+        node.create({**head, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": spec})
+    for source, short in example.get("claims", {}).items():
+        metadata = {"name": source, "namespace": "team"}
+        node.create({**head, "kind": "ResourceClaim", "metadata": metadata, "spec": claim_spec(short)})
+    seen: dict[str, list[str]] = {}
+    for each, words in example["pods"].items():
+        claims = [
+            {"name": own, f"resourceClaim{'' if source in example.get('claims', {}) else 'Template'}Name": source}
+            for own, source in words["claims"].items()
+        ]
+        containers = [
+            {
+                "name": container,
+                "image": "x",
+                "resources": {"claims": [dict(zip(("name", "request"), one, strict=False)) for one in used]},
+            }
+            for container, used in words["containers"].items()
+        ]
+        make_pod(node, each, resourceClaims=claims, containers=containers)
+        found = scheduled(node, each)
+        named = {own: source for own, source in words["claims"].items() if source in example.get("claims", {})}
+        named |= {one["name"]: one["resourceClaimName"] for one in found["status"].get("resourceClaimStatuses", ())}
+        for container, used in words["containers"].items():
+            for own, *request in used:
+                chosen = allotted(node, named[own], devices)
+                assert all(one.device.kind == "gpu" for one in chosen)
+                seen[f"{each}/{container}"] = [one.device.name for one in chosen if request in ([], [one.request])]
+    letters: dict[str, str] = {}
+    for container, expected in example["sees"].items():
+        for device, letter in zip(sorted(seen[container]), expected, strict=True):
+            assert letters.setdefault(letter, device) == device
+    assert len(set(letters.values())) == len(letters), "different letters are different devices"
+
+
+@needs_scheduler
+def test_pods_that_ask_as_ever_are_given_a_claim(node: RealCluster) -> None:
+    """``nvidia.com/gpu`` in limits, by the class's extendedResourceName."""
+    devices = make_devices(a100())
+    publish_devices(node, devices)
+    limits = {"limits": {"nvidia.com/gpu": "2"}}
+    make_pod(node, "old", containers=[{"name": "main", "image": "x", "resources": limits}])
+    status = scheduled(node, "old")["status"]["extendedResourceClaimStatus"]
+    (mapping,) = status["requestMappings"]
+    assert (mapping["containerName"], mapping["resourceName"]) == ("main", "nvidia.com/gpu")
+    chosen = allotted(node, status["resourceClaimName"], devices)
+    assert [one.device.name for one in chosen] == ["gpu-0", "gpu-1"]
+    assert {one.request for one in chosen} == {mapping["requestName"]}
+
+
+@needs_scheduler
+def test_explain_says_what_the_scheduler_does(node: RealCluster) -> None:
+    devices = make_devices(a100())
+    publish_devices(node, (devices[0]._replace(taints=(Taint(f"{DRIVER}/xid", "79"),)), *devices[1:3]))
+    server = ApiCluster(node.client())
+    for name, count, fits in (("two", 2, True), ("three", 3, False)):
+        exactly = {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": count}
+        spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+        head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+        node.create({**head, "metadata": {"name": name, "namespace": "team"}, "spec": spec})
+        fit = read_fit(server, "team", name)
+        assert fit.is_well is fits
+        claims = [{"name": "gpu", "resourceClaimName": name}]
+        container = {"name": "main", "image": "x", "resources": {"claims": [{"name": "gpu"}]}}
+        make_pod(node, name, resourceClaims=claims, containers=[container])
+        if fits:
+            scheduled(node, name)
+            chosen = [one.device.name for one in allotted(node, name, devices)]
+            assert [one.name for one in fit.fits[0].chosen] == chosen
+            assert len(read_fit(server, "team", name).allocated) == 2
+        else:
+            wait_for("the scheduler's word", lambda: NO_FIT in json.dumps(node.get("Pod", "three", "team")["status"]))
+
+
+def test_what_is_published_is_what_the_server_keeps(node: RealCluster) -> None:
+    """Attributes, counters, taints and shares: all gates are on."""
+    sick = make_devices(a100(), DeviceOptions(shares="4"))
+    sick = (sick[0]._replace(taints=(Taint(f"{DRIVER}/xid", "79"),)), *sick[1:])
+    for devices in (sick, make_devices(a100(), DeviceOptions(shares="memory")), nine_gpus()):
+        done = publish_devices(node, devices)
+        assert done.made >= 1
+        assert done.features == ApiFeatures()
+        assert publish_devices(node, devices) == (0, 0, ApiFeatures()), "nothing is written for nothing"
+        found, notes = published_devices([each["spec"] for each in node.objects("ResourceSlice")])
+        assert ({each.name for each in found}, notes) == ({each.name for each in devices}, ())
+
+
+def test_what_a_server_leaves_out_is_noticed(etcd: Etcd, tmp_path: Path) -> None:
+    """With the gates of shared counters, taints and shares switched off."""
+    gates = dict.fromkeys(("DRAPartitionableDevices", "DRADeviceTaints", "DRAConsumableCapacity"), False)
+    with RealCluster(tmp_path / "gates", etcd, gates, programs=SERVER) as cluster:
+        cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        publisher = Publisher(ApiCluster(cluster.client()), DRIVER, NODE, lambda *_, **__: None)
+        shared = make_devices(a100(), DeviceOptions(shares="4"))
+        sick = shared[0]._replace(taints=(Taint(f"{DRIVER}/xid", "79"),))
+        done = publisher.publish((sick, *shared[1:], *nine_gpus()))
+        assert done.features == ApiFeatures(taints=False, counters=False, sharing=False)
+        found, notes = published_devices([each["spec"] for each in cluster.objects("ResourceSlice")])
+        assert ([each.name for each in found], notes) == ([each.name for each in shared[1:]], ())
+
+
+# --- a kubelet
+
+
+class RealNode(NamedTuple):
+    """A node with a real kubelet and containerd."""
+
+    cluster: RealCluster
+    directory: Path
+    settings: Path
+
+    def run(self, name: str, **spec: Any) -> str:
+        """Run a pod that looks around to its end and return what it printed."""
+        container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": LOOK}
+        container |= spec.pop("container", {})
+        common = {"hostNetwork": True, "restartPolicy": "Never", "nodeSelector": HERE}
+        make_pod(self.cluster, name, containers=[container], **common, **spec)
+
+        def why() -> str:
+            return json.dumps(self.cluster.get("Pod", name, "team").get("status"), indent=1)
+
+        ends = ("Succeeded", "Failed")
+        wait_for(f"pod {name}", lambda: self.cluster.get("Pod", name, "team")["status"]["phase"] in ends, 120, why)
+        return read_log(self.directory, "team", name)
+
+    def remove(self, name: str) -> None:
+        """Delete a pod as users do: its node has to agree."""
+        self.cluster.delete("Pod", name, "team")
+        wait_for(f"the end of pod {name}", lambda: not self.cluster.exists("Pod", name, "team"), 120)
+
+
+HERE = {"kubernetes.io/hostname": KUBELET_NODE}
+NO_FIT = "cannot allocate all claims"
+LOOK = script(["nvidia-smi", "-L"], ["ls", "/dev"])
+
+
+@pytest.fixture
+def real_node(
+    node: RealCluster, session_directory: Path, image: Path, simulated_host: SimulatedHost
+) -> Iterator[RealNode]:
+    runtime_class = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "ocigpu"}}
+    node.apply({**runtime_class, "handler": "ocigpu"})
+    directory, runtimes = session_directory / "real-kubelet", {"ocigpu": str(RUNTIME)}
+    env = {"OCIGPU_CONFIG": str(simulated_host.settings)}
+    program = find_programs().get("CONTAINERD", "containerd")
+    place = session_directory / "real-containerd"
+    with (
+        own_directories(),
+        start_containerd(place, image, runtimes, env, sandbox_image=IMAGE, program=program) as engine,
+        start_kubelet(node, engine.socket, directory, KUBELET_NODE),
+    ):
+        made = RealNode(node, directory, simulated_host.settings)
+        yield made
+        for each in node.objects("Pod"):
+            if each["metadata"]["namespace"] == "team":
+                made.remove(each["metadata"]["name"])
+
+
+def assert_has_one_gpu(listing: str, host: SimulatedHost) -> None:
+    (uuid,) = listed_uuids(listing)
+    nodes = [name for name in gpu_names(listing) if name.removeprefix("nvidia").isdigit()]
+    assert nodes == [f"nvidia{host.gpus.index(uuid)}"]
+
+
+@pytest.mark.root
+@pytest.mark.cluster("KUBE_SCHEDULER", "KUBELET")
+def test_pods_of_a_real_kubelet_have_their_gpus(real_node: RealNode, simulated_host: SimulatedHost) -> None:
+    """One by the device plugin, whose GPU is the only one that its container sees."""
+    with plugin(real_node.settings, ROOT / "device-plugins"):
+
+        def offered() -> str:
+            return str(real_node.cluster.get("Node", KUBELET_NODE)["status"]["allocatable"].get("nvidia.com/gpu"))
+
+        wait_for("GPUs of the node", lambda: offered() == "8")
+        one = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        listing = real_node.run("plain", runtimeClassName="ocigpu", container=one)
+        assert_has_one_gpu(listing, simulated_host)
+        assert not listed_uuids(real_node.run("without", runtimeClassName="ocigpu"))
+        for name in ("plain", "without"):
+            real_node.remove(name)
+
+
+@pytest.mark.root
+@pytest.mark.cluster("KUBE_SCHEDULER", "KUBELET", "CONTAINERD")
+def test_claims_of_a_real_kubelet_are_prepared_and_given_back(
+    real_node: RealNode, simulated_host: SimulatedHost, tmp_path: Path
+) -> None:
+    """One pod with a claim, and one that asks as ever; the engine must be containerd 1.7 or later."""
+    config = real_node.cluster.write_kubeconfig(tmp_path / "kubeconfig")
+    words = (f"--node-name={KUBELET_NODE}", "--cdi-root=/run/cdi")
+    with dra_driver(real_node.settings, ROOT, *words, KUBECONFIG=str(config)) as driver:
+        driver.wait_for_log("published 8 devices")
+        spec = claim_spec({"requests": {"gpu": "gpu.nvidia.com"}})
+        head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate"}
+        real_node.cluster.create({**head, "metadata": {"name": "one", "namespace": "team"}, "spec": {"spec": spec}})
+        claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
+        asks = {"claim": {"claims": [{"name": "gpu"}]}, "plain": {"limits": {"nvidia.com/gpu": "1"}}}
+        for name, resources in asks.items():
+            more = claims if name == "claim" else {}
+            listing = real_node.run(name, container={"resources": resources}, **more)
+            assert_has_one_gpu(listing, simulated_host)
+            assert len(list(Path("/run/cdi").iterdir())) == 1
+            real_node.remove(name)
+            assert not list(Path("/run/cdi").iterdir())
