@@ -183,11 +183,22 @@ class Containerd:
         self._run("containers", "delete", NAME)
 
     def remove_image(self) -> str:
-        """Remove image and namespace, which goes only when nothing is left in it."""
+        """Remove image and namespace, which goes only when nothing is left in it, and what a killed ctr left."""
+        for lease in self._run("leases", "ls", "--quiet").output.split():  # it keeps its snapshots for a day
+            self._run("leases", "rm", lease)
+        self._run("snapshots", "rm", NAME)
         self._run("images", "rm", "--sync", IMAGE)
         done = _run([*self.client, "namespaces", "rm", NAME])
         left = _run([*self.client, "namespaces", "ls", "--quiet"]).output.split()
-        return done.last_line if NAME in left else ""
+        if NAME in left:
+            return done.last_line
+        for pattern in (NAME, f"*/{NAME}"):  # versions 2 and 1
+            for cgroup in Path("/sys/fs/cgroup").glob(pattern):  # it was killed while runc made this
+                try:
+                    cgroup.rmdir()
+                except OSError as error:
+                    return f"rmdir {cgroup}: {error.strerror}"
+        return ""
 
     def _run(self, *words: str) -> Finished:
         return _run([*self.client, "--namespace", NAME, *words])
