@@ -110,7 +110,7 @@ def other_container(
         run([*view, *command, "delete", "--force", name], env=env, check=False)
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", "kill parent"])
+@pytest.mark.parametrize("how", ["raise", "kill", pytest.param("kill parent", marks=pytest.mark.rest)])
 @pytest.mark.parametrize("way", ["hook", "spec", "configure"])
 def test_a_start_that_fails_takes_nothing_from_another_container(
     make_bundle: MakeBundle,

@@ -114,6 +114,7 @@ def live(cluster: Cluster, stopping: threading.Event) -> None:
                 continue
 
 
+@pytest.mark.rest
 @pytest.mark.timeout(900)
 def test_the_service_killed_at_any_moment(cluster: Cluster, tmp_path: Path, times: Callable[[int], int]) -> None:
     """What was answered once is so for ever: one container for a key, one pod for a container, and what it printed."""

@@ -21,7 +21,7 @@ from plugin_lab import Kubelet, Plugin, kubelet
 from support.cluster import Cluster
 from support.driverless import GPUS, MODULES
 from support.process import wait_for
-from test_lease_programs import GPU, Node, group_of
+from test_lease_programs import GPU, Node, group_of, quick
 
 from ocigpu.kubernetes.tenants.lease import Phase
 from ocigpu.sim.board import SimBus
@@ -30,16 +30,6 @@ pytestmark = pytest.mark.root
 CRD = Path(__file__).parents[2] / "packaging/kubernetes/chart/crds/gpuleases.yaml"
 SCRUB, DATA = 0x100B20, 0xDA7A
 """The register of Hopper that is 1 when memory was cleared, and what a tenant leaves in its place."""
-
-
-QUICK = """
-import sys
-from ocigpu.cli.main import main
-from ocigpu.kubernetes.tenants import lease, node_agent
-lease.QUIET, lease.RESERVE_LIMIT, node_agent.ABSENT = 0.5, 2.0, 1.0
-sys.exit(main(sys.argv[1:]))
-"""
-"""The command with less patience: GPUs come back between two kills."""
 
 
 class Tenant:
@@ -178,6 +168,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.rest
 @pytest.mark.timeout(900)
 def test_agent_and_plugin_killed_at_any_moment(node: Node, cluster: Cluster, times: Callable[[int], int]) -> None:
     """No GPU is with two tenants, none is given uncleared or unchecked, and in the end all are free."""
@@ -195,7 +186,7 @@ def test_agent_and_plugin_killed_at_any_moment(node: Node, cluster: Cluster, tim
         def start(name: str) -> Any:
             if name == "plugin":
                 return Plugin(node.settings, node.plugins, *words).child
-            return node.start_agent("--pace", "0.1", code=QUICK, KUBECONFIG=str(config), NODE_NAME="node-1")
+            return node.start_agent("--pace", "0.1", code=quick(2.0, 1.0), KUBECONFIG=str(config), NODE_NAME="node-1")
 
         programs = {name: start(name) for name in kills}
         stack.callback(lambda: [each.kill() or each.wait() for each in programs.values()])

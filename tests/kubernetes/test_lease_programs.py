@@ -18,16 +18,28 @@ from support.process import wait_for
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.identity import GpuModule, write_table
 from ocigpu.kubernetes.tenants.journal import LeaseJournal
-from ocigpu.kubernetes.tenants.lease import Lease
-from ocigpu.kubernetes.tenants.node_agent import ABSENT
+from ocigpu.kubernetes.tenants.lease import RESERVE_LIMIT, Lease
 from ocigpu.sim.create import create_host
 from ocigpu.sim.fabric import SimulatedManager
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = pytest.mark.root
 GPU = "nvidia.com/gpu"
+ABSENT = 3.0
+"""Seconds of an agent's patience here: 10 in earnest."""
 AGENT = {"POD_NAMESPACE": "ocigpu", "POD_NAME": "agent"}
 """The agent's own pod, as the chart tells it."""
+
+
+def quick(reserve: float, absent: float) -> str:
+    """Return the command with less patience: GPUs come back sooner."""
+    return f"""
+import sys
+from ocigpu.cli.main import main
+from ocigpu.kubernetes.tenants import lease, node_agent
+lease.QUIET, lease.RESERVE_LIMIT, node_agent.ABSENT = 0.5, {reserve}, {absent}
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 class Node:
@@ -73,12 +85,11 @@ class Node:
 
         wait_for(f"{gpus} {phase}", reached, 200, lambda: str(self.phases()))
 
-    def start_agent(self, *more: str, code: str = "", **variables: str) -> "subprocess.Popen[bytes]":
-        """``code``: runs the command in another way, in the place of its module."""
+    def start_agent(self, *more: str, code: str, **variables: str) -> "subprocess.Popen[bytes]":
+        """``code``: runs the command, in the place of its module."""
         words = ["--pods-socket", str(self.pods), "--address", "127.0.0.1:6666", "--check-program", str(self.check)]
         command = self.command("agent", *words, "--config", str(self.settings), *(more or ("--pace", "0.5")))
-        if code:
-            command[1:3] = ["-c", code]
+        command[1:3] = ["-c", code]
         with (self.leases.parent / "agent.log").open("ab") as output:
             return subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **AGENT, **variables})
 
@@ -97,7 +108,7 @@ def agent(node: Node) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
         if children:
             os.kill(children[-1].pid, signal.SIGKILL)
             children[-1].wait()
-        children.append(node.start_agent())
+        children.append(node.start_agent(code=quick(RESERVE_LIMIT, ABSENT)))
         return children[-1]
 
     yield start

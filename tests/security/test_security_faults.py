@@ -414,7 +414,7 @@ def test_a_driver_that_hangs_is_asked_once_and_said_to_hang(make_lab: Callable[[
     lab.assert_nothing_left(bundle)
 
 
-@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+@pytest.mark.parametrize("mode", ["hook", *(pytest.param(mode, marks=pytest.mark.rest) for mode in ("spec", "cdi"))])
 def test_a_driver_that_hangs_when_facts_are_old_is_asked_once(make_lab: Callable[[str], Lab], mode: str) -> None:
     """Whether what is kept still holds is asked at several places of a start, which has 30 s in all."""
     lab = make_lab(mode)
