@@ -58,6 +58,7 @@ def find_containers(places: Places) -> tuple[list[Container], list[str]]:
     mounts = parse_cgroup_mounts(read_proc("/proc/self/mountinfo"))
     for root in dict.fromkeys(path for pattern in places.roots for path in sorted(glob.glob(pattern))):
         others: set[int] = set()
+        trusted = False
         for name in _names(root, notes):
             try:
                 container = _read_container(os.path.join(root, name), mounts)
@@ -69,9 +70,10 @@ def find_containers(places: Places) -> tuple[list[Container], list[str]]:
                 continue
             if container is None:
                 continue
-            if cause := believed.why_state_replaceable(container.state_file):
+            if not trusted and (cause := believed.why_state_replaceable(container.state_file)):
                 notes.append(f"{root}: its states are not trusted: {cause}")
                 break
+            trusted = True  # all others are entries of this directory, too, and no links
             found.append(container)
         notes += [f"{root}: states of user {uid} are not trusted: look at them as that user" for uid in sorted(others)]
     return sorted(found, key=lambda one: (one.engine, one.name, one.state_file)), notes

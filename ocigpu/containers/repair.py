@@ -5,7 +5,6 @@ Lost are device rules that an update by the runtime or systemd's daemon-reload h
 is given that was not granted before; a GPU that was detached and came back by such an update is taken away again.
 """
 
-import contextlib
 import functools
 import os
 import time
@@ -114,14 +113,14 @@ class GrantKeeper:
         self._settings = settings
         self._log = log
         self._facts = functools.cache(lambda: read_host_facts(settings, kept=True))
-        """The facts of this round: read once, and only when they are needed."""
+        """The facts of this round, read once."""
         self._devices: frozenset[Number] = frozenset()
         """The host's devices, which decide what :data:`NOTHING` is said of."""
         self._seen: dict[tuple[str, int, int], str] = {}
         self._again: dict[tuple[str, int, int], float] = {}
 
     def look(self) -> None:
-        """Look once; whatever fails is logged, once for each container, and tried again after a while."""
+        """Look once; whatever fails is logged, once for each container or once for the host, and tried again."""
         containers = [one for one in find_containers(self._places)[0] if one.pid and one.status != "paused"]
         keys = {(one.state_file, one.pid, one.start_time): one for one in containers}
         if set(self._seen) - set(keys):
@@ -129,8 +128,15 @@ class GrantKeeper:
             self._again = {key: due for key, due in self._again.items() if key in keys}
             prune_records(self._settings)
         self._facts.cache_clear()
-        if NOTHING in self._seen.values():
-            self._forget_nothing()
+        try:
+            devices = frozenset(host_nodes(self._facts())) if keys else self._devices
+        except (OcigpuError, OSError) as error:  # without a driver nothing can be given back
+            self._log.once("facts", "error", f"repair: {error}")
+            return
+        self._log.forget("facts")
+        if devices != self._devices:  # it may have one now that had none
+            self._devices = devices
+            self._seen = {key: stamp for key, stamp in self._seen.items() if stamp != NOTHING}
         for key, container in keys.items():
             if time.monotonic() < self._again.get(key, 0.0):
                 continue
@@ -145,14 +151,6 @@ class GrantKeeper:
             except (OcigpuError, OSError) as error:
                 self._again[key] = time.monotonic() + RETRY
                 self._log.once(container.id, "error", f"repair {container.name}: {error}", container=container.id)
-
-    def _forget_nothing(self) -> None:
-        """Look again at containers without a device if the host has other devices now; raises nothing."""
-        with contextlib.suppress(OcigpuError):  # without a driver nothing can be given back
-            devices = frozenset(host_nodes(self._facts()))
-            if devices != self._devices:
-                self._devices = devices
-                self._seen = {key: stamp for key, stamp in self._seen.items() if stamp != NOTHING}
 
     def _has_nothing(self, container: Container, seen: str | None) -> bool:
         """Tell whether a container has no device that it could lose; ``seen``: its stamp of the round before."""

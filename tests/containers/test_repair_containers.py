@@ -40,7 +40,7 @@ from ocigpu.containers.live import open_live, read_now
 from ocigpu.containers.repair import GrantKeeper, repair
 from ocigpu.containers.verify import AS_GRANTED
 from ocigpu.core.config_json import Document
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.facts import HostFacts
 from ocigpu.doctor import running
 from ocigpu.doctor.findings import Finding
@@ -230,6 +230,25 @@ def test_the_keeper_looks_again_when_the_host_has_other_devices(
         (cgroup_directory(made, "v1") / "devices.deny").write_text("c 195:3 rw")
         keeper.look()
         assert log.lines == [f"info: repaired {made.name}: it had lost device rule c 195:3 rw"]
+
+
+def test_the_keeper_says_once_that_the_host_has_no_driver(gpu_3: Made) -> None:
+    log, asked = Lines(), []
+    keeper = GrantKeeper(gpu_3.places, read_settings(gpu_3.environment["OCIGPU_CONFIG"]), log)
+
+    def read(*_: object, **__: object) -> HostFacts:
+        asked.append(1)
+        raise HostError("OCIGPU-HOST-1", "no NVIDIA driver", "")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ocigpu.containers.repair.read_host_facts", read)
+        keeper.look()
+        keeper.look()
+    assert len(asked) == 2, "once a round, however many containers there are"
+    assert log.lines == ["error: repair: no NVIDIA driver"]
+    (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
+    keeper.look()
+    assert log.lines[1:] == [f"info: repaired {gpu_3.name}: it had lost device rule c 195:3 rw"]
 
 
 def test_what_one_container_or_image_does_hides_no_loss_from_the_doctor(
