@@ -8,14 +8,16 @@ import json
 import os
 import socket
 import stat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.vendors import GPU_VENDORS
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
-from ocigpu.kubernetes.dra.state import FILE as CLAIMS_FILE
-from ocigpu.kubernetes.dra.state import UNUSABLE, ClaimRecord, parse_claims
+from ocigpu.doctor.findings import UNUSABLE
 from ocigpu.kubernetes.dra.status import FILE, DriverStatus, parse_status
+
+if TYPE_CHECKING:
+    from ocigpu.kubernetes.dra.state import ClaimRecord
 
 KUBELET = "/var/lib/kubelet"
 REGISTRY = f"{KUBELET}/plugins_registry"
@@ -89,11 +91,13 @@ def _answers(path: str) -> bool:
 
 
 def _claims(files: RootFiles, driver: str) -> "dict[str, ClaimRecord]":
-    path = f"{KUBELET}/plugins/{driver}/{CLAIMS_FILE}"
+    from ocigpu.kubernetes.dra import state  # pydantic: only where a driver has been
+
+    path = f"{KUBELET}/plugins/{driver}/{state.FILE}"
     text = files.text(path, LARGE_TEXT)
     if text is None:
         return {}
-    boot, records = _understood(files, path, parse_claims, text.encode())
+    boot, records = _understood(files, path, state.parse_claims, text.encode())
     now = (files.text(BOOT) or "").strip()
     return {} if files.live and boot != now else records
 

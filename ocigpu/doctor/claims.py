@@ -1,11 +1,13 @@
 """Checks of a node whose GPUs are given to resource claims: pure functions over what claim_facts.py read."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ocigpu.doctor.claim_facts import CHECKPOINT, REGISTRY, ClaimFacts, DriverFacts
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
-from ocigpu.kubernetes.dra.claims import ClaimRef, is_allocated
+
+if TYPE_CHECKING:
+    from ocigpu.kubernetes.dra.claims import ClaimRef
 
 GATES = {"taints": "DRADeviceTaints", "counters": "DRAPartitionableDevices", "sharing": "DRAConsumableCapacity"}
 """Feature gates of Kubernetes by the names of ApiFeatures."""
@@ -46,7 +48,11 @@ def check_unprepared(facts: ClaimFacts) -> list[Finding]:
     return found or _well(facts, "every claim of a pod is prepared")
 
 
-def _allocated(facts: ClaimFacts) -> Iterator[tuple[DriverFacts, ClaimRef, dict[str, Any]]]:
+def _allocated(facts: ClaimFacts) -> "Iterator[tuple[DriverFacts, ClaimRef, dict[str, Any]]]":
+    if not facts.drivers:
+        return
+    from ocigpu.kubernetes.dra.claims import ClaimRef, is_allocated  # pydantic
+
     for each in facts.drivers:
         for document in facts.objects or ():
             meta = document.get("metadata") or {}

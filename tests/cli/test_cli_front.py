@@ -427,3 +427,9 @@ def test_a_program_that_cannot_say_it_all_fails() -> None:
         done = left("", full)
     assert done.returncode not in (0, 3)
     assert "No space left on device" in done.stderr
+
+
+def test_the_doctor_of_a_node_without_claims_imports_no_types(simulated: Path) -> None:
+    loaded, output = imported_by("doctor", environment={"OCIGPU_CONFIG": str(simulated / "config.toml")})
+    assert output
+    assert not loaded & {"pydantic", "typer", "grpc", "lightkube", "ssl"}
