@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -12,13 +13,17 @@ from kubernetes_lab import host
 from support.cluster import Cluster
 from support.cluster_rules import Problem
 
+from ocigpu.cli.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.dra.cluster import ApiCluster
 from ocigpu.kubernetes.dra.devices import DraNode, make_devices
 from ocigpu.kubernetes.dra.fit import published_devices, why_not
+from ocigpu.kubernetes.dra.node import read_dra_node
 from ocigpu.kubernetes.dra.options import parse_options
 from ocigpu.kubernetes.dra.publisher import Publisher
 from ocigpu.kubernetes.dra.slices import Pool, as_objects, make_slices
+from ocigpu.sim.create import create_host
+from ocigpu.system.settings_file import read_settings
 
 FOUND = objects({"dra": {"enabled": True}})
 ACCOUNT = "system:serviceaccount:gpu:ocigpu-dra-driver"
@@ -80,6 +85,29 @@ def test_classes_choose_the_devices_of_their_kind() -> None:
         name for name, each in classes.items() if not why_not(each["spec"]["selectors"][0]["cel"]["expression"], device)
     }
     assert good == {"gpu.nvidia.com"}
+
+
+def test_nodes_with_gpus_of_the_other_vendor_have_driver_and_class(work_directory: Path) -> None:
+    found = objects({"dra": {"enabled": True, "amd": True}})
+    found_class = of_kind(found, "DeviceClass")["gpu.amd.com"]["spec"]
+    assert found_class["extendedResourceName"] == "amd.com/gpu"
+    create_host(str(work_directory / "amd"), 1, "mi300x", nodes=False)
+    settings = read_settings(str(work_directory / "amd/config.toml"))
+    reading = read_dra_node(settings, "amd")
+    assert reading.node
+    (device, *_), _ = published_devices(make_slices(make_devices(reading.node), Pool("gpu.amd.com", NODE)))
+    assert not why_not(found_class["selectors"][0]["cel"]["expression"], device)
+    ((pod, container),) = [(pod, each) for pod, each in containers(found) if each["args"][0] == "dra-driver"]
+    required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    keys = {term["matchExpressions"][0]["key"] for term in required["nodeSelectorTerms"]}
+    assert {"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-1200_1002.present"} <= keys
+    # the pod starts there below ocigpu-runtime, too, which refuses NVIDIA's variable alone
+    wanted = {each["name"]: each["value"] for each in container["env"] if each["name"].endswith("VISIBLE_DEVICES")}
+    assert wanted == {"NVIDIA_VISIBLE_DEVICES": "all", "AMD_VISIBLE_DEVICES": "all"}
+    words = [word for name, value in wanted.items() for word in ("--env", f"{name}={value}")]
+    assert main(["plan", *words, "--config", str(work_directory / "amd/config.toml")]) == 0
+    others = {name: of_kind(found, "DaemonSet")[name] for name in of_kind(FOUND, "DaemonSet") if "dra" not in name}
+    assert others == {name: each for name, each in of_kind(FOUND, "DaemonSet").items() if "dra" not in name}
 
 
 def test_the_drivers_rights_suffice_and_end_at_its_own_node(cluster: Cluster) -> None:

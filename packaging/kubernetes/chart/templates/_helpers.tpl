@@ -70,6 +70,13 @@ nodeAffinity:
           - {key: nvidia.com/gpu.deploy.{{ include "ocigpu.client" $here }}, operator: NotIn, values: [paused-for-mig-change]}
           {{- end }}
       {{- end }}
+      {{- if and .root.Values.dra.amd (eq .component "dra-driver") }}
+      # PCI classes of AMD's accelerators and displays, as node feature discovery writes them by default.
+      {{- range $class := list "1200" "0380" "0300" }}
+      - matchExpressions:
+          - {key: feature.node.kubernetes.io/pci-{{ $class }}_1002.present, operator: In, values: ["true"]}
+      {{- end }}
+      {{- end }}
 {{- end -}}
 
 {{/* By which label the MIG manager pauses a program: that of NVIDIA's program of the kind; empty for others. */}}
@@ -128,6 +135,10 @@ tolerations:
       fieldPath: spec.nodeName
 - name: NVIDIA_VISIBLE_DEVICES
   value: all
+{{- if and .root.Values.dra.amd (eq .component "dra-driver") }}
+- name: AMD_VISIBLE_DEVICES
+  value: all
+{{- end }}
 - name: NVIDIA_DRIVER_CAPABILITIES
   value: {{ if eq .component "mps-control-daemon" }}compute,utility{{ else }}utility{{ end }}
 - name: MPS_ROOT
