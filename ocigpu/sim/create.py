@@ -81,7 +81,8 @@ def create_host(
     if few and (chosen.vendor != NVIDIA or others or faults):
         no = next((one for one in models if one.vendor != NVIDIA), None)
         what = f"model {no.key}: its programs read nodes and sysfs, not libraries" if no else "faults need a whole host"
-        raise sim_error(f"{what}: not without a simulated host's root directory", "as root: ocigpu sim create DIR")
+        fix = " ".join(("as root: ocigpu sim create DIR", *(f"--model {one.key}" for one in models)))
+        raise sim_error(f"{what}: not without a simulated host's root directory", fix)
     if chosen.vendor == NVIDIA and not _VERSION.fullmatch(version):
         raise sim_error(f"driver version {quoted(version)}: not like {chosen.driver_version}")
     machines = make_gpus(chosen, gpus, mig)

@@ -14,6 +14,7 @@ import pytest
 from support import requirements
 from support.process import Completed, run, stop
 
+from ocigpu.cli.main import main
 from ocigpu.core.errors import OcigpuError
 from ocigpu.sim import libraries
 from ocigpu.sim.create import create_host
@@ -143,6 +144,14 @@ def test_what_cannot_be_run_is_one_line_and_has_its_status(
     assert [text for text in done.stderr.splitlines() if text.startswith(line)], done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_hint_makes_the_host_that_was_asked_for(tmp_path: Path) -> None:
+    done = sim_exec("--model", "mi300x", "--", "true")
+    (hint,) = (line for line in done.stderr.splitlines() if line.startswith("hint: as root: ocigpu "))
+    words = hint.partition(" ocigpu ")[2].replace("DIR", str(tmp_path / "host")).split()
+    assert main(words) == 0
+    assert describe_host(str(tmp_path / "host"))["model"] == "mi300x"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGPIPE])
