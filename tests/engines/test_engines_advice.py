@@ -12,7 +12,7 @@ from support import requirements
 from support.bundle import give_to
 from support.fixtures import MakeBundle
 from support.process import Completed, run
-from support.product import PROGRAMS, RUNTIME, make_simulated_host
+from support.product import PROGRAMS, RUNTIME, PublicCopy, make_simulated_host
 from support.runtimes import answers, container_id, probe, run_container
 
 from ocigpu.doctor.host import Host
@@ -70,7 +70,11 @@ def kept(session_directory: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def make_lab(
-    kept: tuple[Path, Path], work_directory: Path, runtime_environment: dict[str, str], make_bundle: MakeBundle
+    kept: tuple[Path, Path],
+    work_directory: Path,
+    runtime_environment: dict[str, str],
+    make_bundle: MakeBundle,
+    public_copy: PublicCopy,
 ) -> Callable[[str], Lab]:
     def make(mode: str) -> Lab:
         place, copy = kept
@@ -78,7 +82,8 @@ def make_lab(
         run(["cp", "-a", copy, place])
         settings = work_directory / "config.toml"
         specs = f'cdi.spec-dirs = ["{work_directory}"]'
-        settings.write_text(f'mode = "{mode}"\n{specs}\nsimulation.root = "{place}"\n')
+        hook = public_copy.runtime.with_name("ocigpu-hook")  # the root of a container with users of its own runs it
+        settings.write_text(f'mode = "{mode}"\nhook.path = "{hook}"\n{specs}\nsimulation.root = "{place}"\n')
         settings.chmod(0o644)
         variables = {name: text for name, text in runtime_environment.items() if name != "LD_PRELOAD"}
         lab = Lab(place, settings, {**variables, "OCIGPU_CONFIG": str(settings)}, make_bundle)
