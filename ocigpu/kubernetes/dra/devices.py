@@ -112,7 +112,7 @@ class DeviceOptions(NamedTuple):
 
 def make_devices(
     node: DraNode,
-    options: DeviceOptions = DeviceOptions(),  # noqa: B008
+    options: DeviceOptions = DeviceOptions(),  # noqa: B008 - it cannot be changed
     made: "Collection[MigPlace]" = (),
 ) -> tuple[DraDevice, ...]:
     """Return the devices of a node by PCI address, so that they are in the same order whatever is bound to what.

@@ -61,7 +61,7 @@ Slice = dict[str, Any]
 def make_slices(
     devices: Sequence[DraDevice],
     pool: Pool,
-    features: ApiFeatures = ApiFeatures(),  # noqa: B008
+    features: ApiFeatures = ApiFeatures(),  # noqa: B008 - it cannot be changed
 ) -> tuple[Slice, ...]:
     """Return the specs of a pool's slices, of generation 1, those with counters first; a pool without devices has one.
 

@@ -31,7 +31,7 @@ WATCH_SECONDS = 290
 """After which a watch begins again where it was: a connection that died in silence is noticed then."""
 
 
-class LogTransport(httpx.AsyncHTTPTransport):  # type: ignore[misc]
+class LogTransport(httpx.AsyncHTTPTransport):  # type: ignore[misc] # of Any: see httpx
     """Connections for logs, as many as there are followers, which the service counts.
 
     A line that does not end is ended after MAX_LINE bytes: the library would keep it in memory, as long as it gets.
@@ -47,7 +47,7 @@ class LogTransport(httpx.AsyncHTTPTransport):  # type: ignore[misc]
         return response
 
 
-class ShortLines(httpx.AsyncByteStream):  # type: ignore[misc]
+class ShortLines(httpx.AsyncByteStream):  # type: ignore[misc] # of Any: see httpx
     """A stream whose lines end."""
 
     def __init__(self, stream: Any) -> None:
