@@ -6,6 +6,7 @@ namespace have one name of their own, are removed at the end, and those of a run
 
 import os
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from ocigpu.cli import show
 from ocigpu.cli.archive_image import write_image
 from ocigpu.cli.busybox import make_config, make_root, sections_of
-from ocigpu.cli.cleaning import cleaning_up, undisturbed
+from ocigpu.cli.cleaning import SIGNALS, cleaning_up, undisturbed
 from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.cli.engine import known_engine
 from ocigpu.core.actions import Node, Plan
@@ -99,7 +100,11 @@ class Expected(NamedTuple):
 
 
 class Docker:
-    """Docker and Podman, by their commands, which understand the same words."""
+    """Docker and Podman, by their commands, which understand the same words.
+
+    Nothing interrupts ``begin``: when Podman is killed while it starts a container, conmon and the runtime go on and
+    make a cgroup after the container has been removed.
+    """
 
     def __init__(self, program: str, status: EngineStatus) -> None:
         self.program, self.status = program, status
@@ -130,13 +135,16 @@ class Docker:
     def load(self, archive: str) -> Finished:
         return self._run("load", "--input", archive)
 
-    def create(self, way: Way, wanted: Expected) -> Finished:
+    def begin(self, way: Way, wanted: Expected) -> Finished:
         variables = [f"--env={name}={value}" for name, value in wanted.variables.items()] if way.exact else []
-        words = ["create", f"--name={NAME}", "--network=none", *way.words, *variables, IMAGE]
-        return self._run(*way.before, *words, "sh", "-c", wanted.script)
+        # a driver of logs that both know and can read
+        words = ["create", f"--name={NAME}", "--network=none", "--log-driver=json-file", *way.words, *variables, IMAGE]
+        done = self._run(*way.before, *words, "sh", "-c", wanted.script)
+        return done if done.status else self._run("start", NAME)
 
-    def start(self, way: Way, wanted: Expected) -> Finished:  # noqa: ARG002 - as of any engine
-        return self._run("start", "--attach", NAME)
+    def end(self, way: Way, wanted: Expected) -> Finished:  # noqa: ARG002 - as of any engine
+        done = self._run("wait", NAME)
+        return done if done.status else self._run("logs", NAME)
 
     def remove_container(self) -> None:
         self._run("rm", "--force", "--volumes", NAME)
@@ -169,10 +177,10 @@ class Containerd:
     def load(self, archive: str) -> Finished:
         return self._run("images", "import", archive)
 
-    def create(self, way: Way, wanted: Expected) -> Finished:  # noqa: ARG002 - ctr makes it when it starts it
+    def begin(self, way: Way, wanted: Expected) -> Finished:  # noqa: ARG002 - ctr makes it when it starts it
         return Finished(0, "", "")
 
-    def start(self, way: Way, wanted: Expected) -> Finished:
+    def end(self, way: Way, wanted: Expected) -> Finished:
         variables = [f"--env={name}={value}" for name, value in wanted.variables.items()]
         # a cgroup of the namespace's name would stay
         words = ["run", f"--cgroup=/{NAME}", *way.words, *variables, IMAGE, NAME, "sh", "-c", wanted.script]
@@ -329,9 +337,9 @@ def _test(
         begin = time.monotonic()
         progress(f"{name}: {way.label}")
         with undisturbed():
-            done = loaded if loaded.status else engine.create(way, wanted)
+            done = loaded if loaded.status else engine.begin(way, wanted)
         if not done.status:
-            done = engine.start(way, wanted)
+            done = engine.end(way, wanted)
         with undisturbed():
             engine.remove_container()
         yield Result(name, way.label, tuple(_judge(done, way, wanted)), round(time.monotonic() - begin, 2))
@@ -397,8 +405,13 @@ def _run(command: Sequence[str]) -> Finished:
 
     In a process group of its own: Ctrl-C is for us alone, and the command not left half done by it.
     """
+
+    def prepare() -> None:
+        os.setpgrp()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a container would hold back what undisturbed() does
+
     try:
-        return run_program(command, SECONDS, prepare=os.setpgrp)
+        return run_program(command, SECONDS, prepare=prepare)
     except OSError as error:
         return Finished(1, "", f"{command[0]}: {error.strerror or error}")
 
