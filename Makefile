@@ -2,8 +2,8 @@
 PREFIX ?= /usr/local
 .DEFAULT_GOAL := help
 PYTEST_OPTIONS ?=
-# tests wait as much as they compute: three workers for two processors
-WORKERS ?= $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+# tests wait as much as they compute: two workers for each processor
+WORKERS ?= $(shell echo $$(( $$(nproc) * 2 )))
 FUZZ_SECONDS ?= 600
 
 help: ## print this list
@@ -17,11 +17,11 @@ demo-tenants: ## a tenancy, a container with two GPUs and back, a failed firmwar
 	@packaging/bootstrap.sh test
 	@.venv/bin/python tests/demo_tenants.py
 
-test: ## pass the test suite: lint, types, unit, real runtimes and engines; a choice of rows of each product
+test: ## pass the test suite: lint, types, unit, real runtimes and engines; of each product a choice of rows
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest -n $(WORKERS) $(PYTEST_OPTIONS)
 
-test-all: ## pass the suite with every row of every product, of which make test takes a choice
+test-all: ## pass the whole suite: make test, packages and wheels, and every row of every product
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest -n $(WORKERS) --rows all $(PYTEST_OPTIONS)
 

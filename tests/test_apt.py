@@ -17,6 +17,8 @@ from support.scratch import scratch_machine
 from support.toolkit import CALLED, write_toolkit
 from support.transcript import read_transcript
 
+pytestmark = pytest.mark.rest
+
 SIMULATED = "nvidia-smi: SIMULATED host, no real GPU\n"
 SYSTEMCTL = """\
 #!/bin/sh
@@ -32,7 +34,6 @@ until docker version >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done
 """
 
 
-@pytest.mark.rest
 def test_simulated_gpus_need_no_compiler(packages: Path, tmp_path: Path) -> None:
     run(["dpkg-deb", "--extract", next(packages.glob("ocigpu_*.deb")), tmp_path])
     (library,) = tmp_path.glob("usr/lib/ocigpu/package/*/library")
@@ -47,7 +48,6 @@ def test_simulated_gpus_need_no_compiler(packages: Path, tmp_path: Path) -> None
 
 @pytest.mark.root
 @pytest.mark.engine
-@pytest.mark.rest
 @pytest.mark.timeout(900)
 def test_the_way_from_the_vendors_toolkit_and_back_is_what_its_page_says(
     session_directory: Path, packages: Path, simulated_host: SimulatedHost, image: Path

@@ -22,6 +22,8 @@ from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import __version__
 
+pytestmark = pytest.mark.rest
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROGRAMS = ("ocigpu", "ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
 VENDOR_NAMES = {

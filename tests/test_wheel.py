@@ -23,6 +23,8 @@ from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import __version__
 
+pytestmark = pytest.mark.rest
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOT_SOURCES = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
 
@@ -125,7 +127,6 @@ def test_the_other_commands_are_there_too(programs: Path, name: str) -> None:
     assert run([programs / name, "--help"]).stdout.lower().startswith("usage: " + name)
 
 
-@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_containers_start_while_pipx_puts_the_next_version_beside_this_one(
@@ -265,7 +266,6 @@ def test_the_action_gives_gpus_to_the_steps_that_follow(built: Path, work_direct
 
 @pytest.mark.root
 @pytest.mark.engine
-@pytest.mark.rest
 def test_the_ansible_role_installs_configures_and_tests_and_then_changes_nothing(
     built: Path, session_directory: Path, simulated_host: SimulatedHost, image: Path
 ) -> None:
