@@ -25,6 +25,16 @@ def check_one_of(option: str, value: str, known: "Collection[str]") -> None:
         raise UsageError(f"{option}: {quoted(value)} is not one of {', '.join(known)}")
 
 
+def named_address(text: str) -> str:
+    """Return the PCI address that an argument names, as sysfs writes it; the domain may be left out.
+
+    What is no address is returned as it is.
+    """
+    from ocigpu.gpus.tree import normal_bus_id, sysfs_address
+
+    return sysfs_address(normal_bus_id(text if text.count(":") > 1 else f"0:{text}")) or text
+
+
 def load_settings(config: str, driver_root: str = "") -> Settings:
     """Return the settings in force, with ``driver_root`` as that of a real host if given; raises SettingsError."""
     settings = read_settings(settings_path(config), keep=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
-from ocigpu.cli.common import load_facts, load_settings
+from ocigpu.cli.common import load_facts, load_settings, named_address
 from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.gpus.firmware import (
@@ -168,7 +168,7 @@ def _check(options: _Source, gpu: str, baseline: str, table: str) -> int:
     modules = {one.module_id: one for one in read_table(table or f"{roots.host}{TABLE}")}
     components, notes = _read(options)
     if gpu:
-        bdf = gpu.lower() if gpu.count(":") > 1 else f"0000:{gpu.lower()}"
+        bdf = named_address(gpu)
         slots = [number for number, one in modules.items() if one.bdf == bdf]
         if not slots:
             hint = "ocigpu vfio identify --record"

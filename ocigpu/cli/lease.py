@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
-from ocigpu.cli.common import check_one_of, load_settings
+from ocigpu.cli.common import check_one_of, load_settings, named_address
 from ocigpu.cli.kubernetes import LOG_FORMATS
 from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, UsageError, printable
@@ -34,7 +34,7 @@ def reach(journal: str = "", config: str = "", json: bool = False) -> NodeLeases
 
 def _find(journal: LeaseJournal, gpu: str) -> Lease:
     leases = journal.refresh()
-    name = gpu.lower() if gpu.count(":") > 1 else f"0000:{gpu.lower()}"
+    name = named_address(gpu)
     if name not in leases:
         raise UsageError(f'no lease of a GPU "{printable(gpu)}"', f"GPUs: {', '.join(sorted(leases)) or 'none'}")
     return leases[name]

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ocigpu.cli import show
-from ocigpu.cli.common import load_facts, load_settings
+from ocigpu.cli.common import load_facts, load_settings, named_address
 from ocigpu.cli.firmware import read_facts
 from ocigpu.core.errors import UsageError, printable
 from ocigpu.core.settings import Settings
@@ -23,7 +23,7 @@ def find_gpus(roots: Roots, wanted: list[str] | None) -> list[str]:
     there = [item.function.address for item in read_vfio_facts(roots).candidates if not item.is_switch]
     if not wanted:
         return there
-    named = [one.lower() if one.count(":") > 1 else f"0000:{one.lower()}" for one in wanted]
+    named = list(map(named_address, wanted))
     for one, given in zip(named, wanted, strict=True):
         if one not in there:
             raise UsageError(f'no GPU "{printable(given)}" on the PCI bus', f"GPUs: {', '.join(there) or 'none'}")

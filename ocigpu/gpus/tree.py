@@ -307,6 +307,12 @@ def normal_bus_id(text: str) -> str:
     return f"{numbers[0]:08x}:{numbers[1]:02x}:{numbers[2]:02x}.{numbers[3]:x}"
 
 
+def sysfs_address(bus_id: str) -> str:
+    """Return a bus id as the kernel writes it in sysfs, "0000:3b:00.0": of the domain four digits, more if needed."""
+    domain, colon, rest = bus_id.partition(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if colon else bus_id
+
+
 def small_number(text: str, default: int = -1) -> int:
     """Return a decimal number of at most ten digits, else the default."""
     return int(text) if len(text) <= 10 and text.isascii() and text.isdigit() else default

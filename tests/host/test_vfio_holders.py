@@ -124,3 +124,11 @@ def test_the_command_says_who_has_which_and_its_status_tells(roots: Roots, capsy
     assert printed["gpus"] == [{"bdf": FIRST, "holders": [{"pid": pid, "command": "sleep", "path": "/dev/vfio/112"}]}]
     assert main(["vfio", "holders", "0000:c2:00.0", *config]) == 2
     assert 'no GPU "0000:c2:00.0"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["00000000:02:00.0", "0000:02:00.0", "02:00.0", "0000:02:00"])
+def test_a_gpu_is_named_as_any_command_or_the_driver_writes_it(
+    roots: Roots, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["vfio", "holders", name, "--json", "--config", f"{roots.host}/config.toml"]) == 0
+    assert [gpu["bdf"] for gpu in json.loads(capsys.readouterr().out)["gpus"]] == [SECOND]
