@@ -9,7 +9,7 @@ import os
 
 from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError
-from ocigpu.system.files import replace_file
+from ocigpu.system.files import replace_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,16 +165,10 @@ def write_file(path: str, content: bytes) -> None:
 
     Raises OSError.
     """
-    directory, name = os.path.split(path)
-    if directory:
-        _make_directories(directory)
+    _make_directories(os.path.dirname(path))
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    fd = os.open(directory or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        replace_file(name, content, 0o644, fd, durable=True)
-    finally:
-        os.close(fd)
+    replace_path(path, content, 0o644)
 
 
 def _make_directories(directory: str) -> None:

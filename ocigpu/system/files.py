@@ -128,9 +128,9 @@ def replace_file(
 
 
 def replace_path(path: str, content: bytes, mode: int) -> None:
-    """Put a file of root's in a directory that is there, in one step and durably; raises OSError."""
-    directory, name = os.path.split(os.path.abspath(path))
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Put a file in a directory that is there, in one step and durably; raises OSError."""
+    directory, name = os.path.split(path)  # not abspath(): behind a link, ".." is another directory
+    fd = os.open(directory or ".", _DIRECTORY)
     try:
         replace_file(name, content, mode, fd, durable=True)
     finally:

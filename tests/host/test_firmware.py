@@ -124,6 +124,14 @@ def test_facts_of_a_strange_form_are_refused(document: object) -> None:
         facts_from_json(document)
 
 
+def test_a_file_behind_a_link_to_a_directory_is_where_the_kernel_says(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere/below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("elsewhere/below")
+    write_baseline(f"{tmp_path}/link/../base.json", BASELINE)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+    assert read_baseline(str(tmp_path / "elsewhere/base.json"), proposal=True) == BASELINE
+
+
 def test_a_baseline_counts_once_it_is_signed_off_and_until_it_is_changed(tmp_path: Path) -> None:
     path = str(tmp_path / "base.json")
     write_baseline(path, BASELINE)
