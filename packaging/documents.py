@@ -92,8 +92,8 @@ def render_commands() -> str:
 
 
 def render_settings() -> str:
-    from ocigpu.cli.toml import toml_value
     from ocigpu.core.settings import KEYS
+    from ocigpu.core.toml import toml_value
 
     lines = [
         "# Settings",

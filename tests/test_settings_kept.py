@@ -13,9 +13,9 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from ocigpu.cli.common import load_settings
-from ocigpu.cli.toml import toml_value
 from ocigpu.core.errors import SettingsError
 from ocigpu.core.settings import KEYS, Key, Settings
+from ocigpu.core.toml import toml_value
 from ocigpu.system import store as cache
 from ocigpu.system.settings_file import PREFIX, SPARE, read_settings
 from ocigpu.system.store import seal, unseal

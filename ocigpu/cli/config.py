@@ -6,9 +6,9 @@ import tomllib
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings, settings_path
-from ocigpu.cli.toml import render_settings, toml_value
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings
+from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.entry.pass_through import forget
 from ocigpu.system.settings_file import MAX_BYTES, read_settings
 

@@ -338,9 +338,9 @@ def _set_ours(path: str, values: dict[str, Any], said: Said) -> None:
 
     from ocigpu.cli.common import settings_path
     from ocigpu.cli.config import write_settings
-    from ocigpu.cli.toml import toml_value
     from ocigpu.cli.vendor_settings import VENDOR_KEYS, import_settings
     from ocigpu.core.settings import DEFAULT_PATH, parse_settings
+    from ocigpu.core.toml import toml_value
     from ocigpu.engines.places import read_file
 
     document = tomlkit.document()

@@ -14,9 +14,9 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment, Table, Whitespace
 
-from ocigpu.cli.toml import render_settings, toml_value
 from ocigpu.core.errors import SettingsError, printable, quoted
 from ocigpu.core.settings import CAPABILITIES, KEYS, LOG_LEVELS, Key
+from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.system.settings_file import MAX_BYTES, parse_toml
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"

@@ -9,6 +9,7 @@ What hardware has yet to confirm: TOGGLES and SECONDS_PER_GIB, by which the time
 import re
 from typing import Any
 
+from ocigpu.core.toml import toml_value
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.tenant_facts import (
     BASELINES,
@@ -251,9 +252,9 @@ def check_config(facts: TenantFacts) -> list[Finding]:
         enough = key == "pcie_root_port" and isinstance(value, int) and value >= ports
         if value == wanted or enough or (wanted == POD_RESOURCES and value):
             continue
-        shown, path = "not set" if value is None else _toml(value), facts.kata_path
-        seen = Evidence(path, f"{key} = {shown}", _toml(wanted))
-        values = {"key": key, "found": shown, "wanted": _toml(wanted), "why": why, "path": path}
+        shown, path = "not set" if value is None else toml_value(value), facts.kata_path
+        seen = Evidence(path, f"{key} = {shown}", toml_value(wanted))
+        values = {"key": key, "found": shown, "wanted": toml_value(wanted), "why": why, "path": path}
         found.append(say("tenants-config.value", seen, severity=severity, **values))
     return found or [ok("Kata's configuration is that of GPUs", Evidence(facts.kata_path, "as it should be"))]
 
@@ -267,9 +268,3 @@ KATA_VALUES: tuple[tuple[str, str, Any, str, str], ...] = (
     ("runtime", "static_sandbox_resource_mgmt", True, "the machine gets its size when it starts", "warning"),
 )
 """Table, key, value, why, and how bad another one is."""
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else str(value)

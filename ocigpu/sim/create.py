@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import ocigpu
 from ocigpu.core.errors import OcigpuError, quoted
+from ocigpu.core.toml import toml_value
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.sim import redfish
 from ocigpu.sim.driverless import check_driverless, describe_module, module_of, serial_of, write_driverless
@@ -312,7 +313,7 @@ def render_config(directory: str) -> str:
     return (
         "# This is a SIMULATED GPU host: the GPUs below do not exist and nothing can be computed on them.\n"
         "# Made by ocigpu sim create; remove it with ocigpu sim remove.\n"
-        f"[simulation]\nroot = {json.dumps(directory, ensure_ascii=False)}\n"
+        f"[simulation]\nroot = {toml_value(directory)}\n"
     )
 
 

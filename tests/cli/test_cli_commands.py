@@ -20,9 +20,9 @@ from ocigpu.cli.common import load_settings
 from ocigpu.cli.main import COMMANDS, main
 from ocigpu.cli.plan import _join
 from ocigpu.cli.show import Progress
-from ocigpu.cli.toml import toml_value
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import KEYS
+from ocigpu.core.toml import toml_value
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ocigpu"
 Run = Callable[..., tuple[int, str, str]]
@@ -376,7 +376,12 @@ def test_config_keys_lists_all_of_them(run: Run) -> None:
     assert len(json.loads(run("config", "keys", "--json")[1])["keys"]) == len(KEYS)
 
 
-@given(st.one_of(st.text(), st.booleans(), st.lists(st.text(), max_size=3).map(tuple)))
+@given(
+    st.one_of(
+        st.text(), st.booleans(), st.integers(-(1 << 63), (1 << 63) - 1), st.floats(allow_nan=False),
+        st.lists(st.text(), max_size=3).map(tuple),
+    )
+)  # fmt: skip
 def test_a_value_is_shown_as_toml(value: object) -> None:
     import tomllib
 

@@ -147,7 +147,7 @@ def test_nothing_is_wrong_with_a_host_that_is_right() -> None:
         ({"kata_config": changed("hypervisor.qemu.pcie_root_port", 4)}, "error: pcie_root_port is 4, not 8: each GPU"),
         (
             {"kata_config": changed("hypervisor.qemu.enable_annotations", ["kernel_params"])},
-            "error: enable_annotations is ['kernel_params'], not []: a tenant's annotations would change the machine",
+            'error: enable_annotations is ["kernel_params"], not []: a tenant\'s annotations would change the machine',
         ),
         ({"kata_config": changed("hypervisor.qemu.cold_plug_vfio", None)}, "error: cold_plug_vfio is not set, not"),
         ({"kata_config": changed("runtime.sandbox_cgroup_only", False)}, "warning: sandbox_cgroup_only is false, not"),
