@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from ocigpu.core.errors import HostError, RequestError, UsageError, printable, reason_of
+from ocigpu.system.files import read_bounded
 
 URL, KEY = "OCIGPU_CAAS_URL", "OCIGPU_CAAS_KEY"
 TIMEOUT = 90.0
@@ -136,7 +137,7 @@ class CaasClient:
             raise HostError("OCIGPU-CAAS-3", f"{self.url}: {answer.status} {answer.reason}: not this service's answer")
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HostError("OCIGPU-CAAS-3", f"{self.url}: the answer is not JSON") from error
 
     def _away(self, error: Exception) -> HostError:
@@ -176,8 +177,8 @@ def connect(url: str = "", key_file: str = "", ca: str = "") -> CaasClient:
     key = os.environ.get(KEY, "")
     if key_file:
         try:
-            with open(key_file, encoding="ascii") as file:
-                key = file.read(4096)
+            with open(key_file, "rb") as file:
+                key = read_bounded(file, 4096).decode("ascii")
         except (OSError, UnicodeDecodeError) as error:
             cause = error.strerror if isinstance(error, OSError) else "not a key"
             raise HostError("OCIGPU-CAAS-3", f"key {key_file}: {cause}", "") from error

@@ -1,10 +1,12 @@
 """What the commands share: the options that name settings and hosts, and what they mean."""
 
 import os
+import sys
 
-from ocigpu.core.errors import HostError, UsageError, quoted
+from ocigpu.core.errors import UNUSABLE, HostError, UsageError, quoted
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import Settings
+from ocigpu.system.files import read_bounded
 from ocigpu.system.settings_file import read_settings
 
 TYPE_CHECKING = False
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 CONFIG_VARIABLE = "OCIGPU_CONFIG"
+MAX_FACTS = 64 << 20
 
 
 def settings_path(config: str) -> str:
@@ -33,6 +36,12 @@ def named_address(text: str) -> str:
     from ocigpu.gpus.tree import normal_bus_id, sysfs_address
 
     return sysfs_address(normal_bus_id(text if text.count(":") > 1 else f"0:{text}")) or text
+
+
+def read_named(path: str, limit: int) -> bytes:
+    """Return the content of a file that is named on the command line, "-" for standard input; raises OSError."""
+    with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
+        return read_bounded(file, limit)
 
 
 def load_settings(config: str, driver_root: str = "") -> Settings:
@@ -57,11 +66,11 @@ def _read_recorded_facts(path: str) -> HostFacts:
     import json
 
     try:
-        with open(path, encoding="utf-8") as file:
-            return facts_from_json(json.load(file))
+        with open(path, "rb") as file:
+            return facts_from_json(json.loads(read_bounded(file, MAX_FACTS)))
     except OSError as error:
         raise HostError("OCIGPU-HOST-3", f"facts {path}: {error.strerror}", "") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNUSABLE as error:
         raise HostError(
             "OCIGPU-HOST-3", f"facts {path}: not recorded facts", "write it: ocigpu facts --json"
         ) from error

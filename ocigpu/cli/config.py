@@ -10,7 +10,8 @@ from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings
 from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.entry.pass_through import forget
-from ocigpu.system.settings_file import MAX_BYTES, read_settings
+from ocigpu.system.files import read_regular
+from ocigpu.system.settings_file import MAX_BYTES, parse_toml, read_settings
 
 
 def check_command(file: str = "") -> None:
@@ -43,9 +44,8 @@ def _find_problems(path: str) -> list[str]:
     from ocigpu.cli.settings_model import find_problems
 
     try:
-        with open(path, "rb") as file:
-            return find_problems(tomllib.load(file))
-    except (OSError, ValueError) as error:
+        return find_problems(parse_toml(read_regular(path, MAX_BYTES)))
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
 
 
@@ -103,16 +103,11 @@ def import_command(
 ) -> None:
     from ocigpu.cli.settings_model import find_problems
     from ocigpu.cli.vendor_settings import DEFAULT_PATH as VENDOR_PATH
-    from ocigpu.cli.vendor_settings import import_settings, render_import
+    from ocigpu.cli.vendor_settings import import_file, render_import
 
     file = file or VENDOR_PATH
     output = output or settings_path("") or DEFAULT_PATH
-    try:
-        with open(file, "rb") as source:
-            data = source.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SettingsError("OCIGPU-SET-1", f"read {file}: {error.strerror}", "") from error
-    result = import_settings(data, file)
+    result = import_file(file)
     text = render_import(result, file)
     if problems := find_problems(tomllib.loads(text)):  # it would be a defect of ours
         raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")

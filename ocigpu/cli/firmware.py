@@ -2,12 +2,11 @@
 
 import json as json_module
 import os
-import sys
 from typing import NamedTuple
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
-from ocigpu.cli.common import load_facts, load_settings, named_address
+from ocigpu.cli.common import load_facts, load_settings, named_address, read_named
 from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.gpus.firmware import (
@@ -24,7 +23,7 @@ from ocigpu.gpus.firmware import (
 from ocigpu.gpus.redfish import NodeFirmware, read_credentials, read_firmware
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.identity import TABLE, read_table
-from ocigpu.system.files import read_bounded, read_regular
+from ocigpu.system.files import read_regular
 
 MAX_FACTS = 1 << 20
 UNCHECKED = 3
@@ -96,8 +95,7 @@ def _read(options: _Source) -> NodeFirmware:
 def read_facts(path: str) -> tuple[FirmwareFacts, ...]:
     """Return what a file of facts says, "-" is standard input; raises HostError (OCIGPU-FW-2)."""
     try:
-        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
-            return facts_from_json(json_module.loads(read_bounded(file, MAX_FACTS)))
+        return facts_from_json(json_module.loads(read_named(path, MAX_FACTS)))
     except OSError as error:
         raise HostError("OCIGPU-FW-2", f"facts {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -2,10 +2,8 @@
 
 import json as to_json
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -14,7 +12,7 @@ from ocigpu.cdi.write import write_file
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
 from ocigpu.cli.cleaning import undisturbed
-from ocigpu.cli.common import check_one_of, load_facts, load_settings
+from ocigpu.cli.common import check_one_of, load_facts, load_settings, read_named
 from ocigpu.cli.containers import places_of
 from ocigpu.containers.find import find_containers
 from ocigpu.containers.report import make_reports
@@ -38,7 +36,7 @@ from ocigpu.kubernetes.mig_config import (
     to_document,
     wanted_of,
 )
-from ocigpu.system.files import read_bounded, remove_if_possible
+from ocigpu.system.files import remove_if_possible
 from ocigpu.system.store import SYSTEM_DIRECTORY, open_cache, read_cached, write_cached
 
 MAX_BYTES = 1 << 20
@@ -98,8 +96,7 @@ def _layouts(options: Asked, gpus: Sequence[GpuLayout]) -> Layouts:
 def _read(path: str) -> tuple[str, str]:
     """Return the text of a file, and what to call it; "-" is standard input."""
     try:
-        with sys.stdin.buffer if path == "-" else Path(path).open("rb") as file:
-            text = read_bounded(file, MAX_BYTES).decode(errors="replace")
+        text = read_named(path, MAX_BYTES).decode(errors="replace")
     except OSError as error:
         raise SettingsError("OCIGPU-MIG-1", f"read {path}: {error.strerror}") from error
     return text, "standard input" if path == "-" else path

@@ -110,15 +110,15 @@ def _cdi(words: list[str], said: Said) -> int:
 
 def _imported(path: str, ours: str) -> list[str]:
     """Return what a file of the toolkit's settings has for one of our keys; none where there is no such file."""
-    from ocigpu.cli.vendor_settings import import_settings
+    from ocigpu.cli.vendor_settings import import_file
 
     try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise SettingsError("OCIGPU-SET-1", f"read {path}: {error.strerror}", "") from error
-    return [item.value for item in import_settings(data, path).imported if item.ours == ours and item.value]
+        imported = import_file(path).imported
+    except SettingsError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
+    return [item.value for item in imported if item.ours == ours and item.value]
 
 
 # runtime configure

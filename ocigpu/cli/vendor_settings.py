@@ -157,6 +157,16 @@ class Import(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def import_file(path: str) -> Import:
+    """Return what of the toolkit's file is a setting here; raises as :func:`import_settings` does."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsError("OCIGPU-SET-1", f"read {path}: {error.strerror}", "") from error
+    return import_settings(data, path)
+
+
 def import_settings(data: bytes, path: str) -> Import:
     """Return what of a file of NVIDIA's toolkit is a setting here, and what is not, every key that it sets.
 

@@ -92,6 +92,9 @@ REFUSALS = {
 }
 """What the system refuses with these errors, where nobody was prepared for it."""
 
+UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What looking into a document raises that somebody else has written: a closed library, an operator, other code."""
+
 
 def as_own_error(error: BaseException) -> OcigpuError:
     """Return an error that nobody was prepared for as one of ours.

@@ -224,7 +224,7 @@ def test_an_error_is_a_line_with_a_code_a_hint_and_the_right_status(
     assert len(err.splitlines()) <= 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"gpus": 1}', '"x"', "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"gpus": 1}', '"x"', "null", "[" * 100_000])
 def test_a_file_that_holds_no_facts_is_an_error(run: Run, tmp_path: Path, text: str) -> None:
     path = tmp_path / "facts"
     path.write_text(text)

@@ -147,6 +147,7 @@ def test_keys(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         (["list", "--url", "https://127.0.0.1:1", "--ca", "/nonexistent"], 1, "--ca /nonexistent: No such file"),
         (["list", "--url", "https://127.0.0.1:1", "--ca", "/etc/hostname"], 1, "not certificates in PEM"),
         (["list", "--key-file", "/nonexistent"], 1, "key /nonexistent: No such file"),
+        (["list", "--key-file", "/dev/zero"], 1, "key /dev/zero: larger than 4 KiB"),
     ],
 )
 def test_what_is_wrong_is_one_line(lab: Lab, caas: Run, words: list[str], status: int, said: str) -> None:
