@@ -186,12 +186,19 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
 
 def _notes_of_owner(path: str) -> list[str]:
     """Return a note when another user than root can replace a program that an engine will start as root."""
+    from ocigpu.system.files import why_replaceable, why_untrusted
+
     real = os.path.realpath(path)
-    for place in (real, os.path.dirname(real)):
-        status = os.stat(place)
-        if status.st_uid or status.st_mode & 0o022:
-            return [f"{place} can be changed by others than root: they become root by a container's start"]
-    return []
+    status = os.stat(real)
+    if why_untrusted(status.st_uid, status.st_mode):
+        place = real
+    elif why_replaceable(real):
+        place = os.path.dirname(real)
+    elif why_replaceable(path):  # it is a link
+        place = path
+    else:
+        return []
+    return [f"{place} can be changed by others than root: they become root by a container's start"]
 
 
 class _Work(NamedTuple):

@@ -228,6 +228,19 @@ def test_a_shim_that_others_can_replace_is_noted(
     assert f"note: {shim.parent} can be changed by others than root" in capsys.readouterr().out
 
 
+@pytest.mark.root
+def test_a_link_to_a_shim_that_others_can_replace_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = tmp_path / "home/ocigpu-runtime"
+    link.parent.mkdir(mode=0o755)
+    link.symlink_to("/bin/true")
+    words = ["engine", "configure", "docker", "--config", str(tmp_path / "daemon.json"), "--dry-run"]
+    assert main([*words, "--runtime-path", str(link)]) == 0
+    assert "others than root" not in capsys.readouterr().out
+    os.chown(link.parent, 1000, 0)
+    assert main([*words, "--runtime-path", str(link)]) == 0
+    assert f"note: {link} can be changed by others than root" in capsys.readouterr().out
+
+
 def test_control_characters_of_a_file_do_not_reach_the_terminal(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (host / "etc/docker/daemon.json").write_text('{\n\t"label": "\u202e\x7f\x9b2J"\n}\n')
     assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
