@@ -35,10 +35,9 @@ def _version() -> dict[str, str]:
 def status_command(config: str = "", json: bool = False) -> None:
     from ocigpu.cdi.registry import read_registry
     from ocigpu.cli.cdi import file_state
-    from ocigpu.cli.common import load_settings
+    from ocigpu.cli.common import load_settings, own_program
     from ocigpu.core.errors import HostError
     from ocigpu.core.facts import HostFacts, to_data
-    from ocigpu.engines.places import find_program, is_program
     from ocigpu.engines.status import read_engine_status
     from ocigpu.gpus.vendors import read_host_facts
 
@@ -48,9 +47,7 @@ def status_command(config: str = "", json: bool = False) -> None:
         facts = read_host_facts(settings, kept=True)
     except HostError as error:
         facts, notes = HostFacts(), [error.message]
-    beside = os.path.dirname(os.path.abspath(sys.argv[0]))
-    paths = {name: os.path.join(beside, name) for name in PROGRAMS}
-    programs = {name: path if is_program("/", path) else find_program("/", name) for name, path in paths.items()}
+    programs = {name: own_program(name) for name in PROGRAMS}
     engines = [one for one in read_engine_status() if one.installed]
     registry = read_registry(settings)
     notes += [f"{path}: {reason}" for path, reason in registry.errors]

@@ -22,6 +22,21 @@ def settings_path(config: str) -> str:
     return config or os.environ.get(CONFIG_VARIABLE, "")
 
 
+def own_program(name: str) -> str:
+    """Return the path of a program of ours beside this one, else on the PATH or that of services; "" for none."""
+    from shutil import which
+
+    from ocigpu.engines.places import find_program, is_program
+
+    path = beside(name)
+    return path if is_program("/", path) else which(name) or find_program("/", name)
+
+
+def beside(name: str) -> str:
+    """Return the path that a program beside this one has."""
+    return os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), name)
+
+
 def check_one_of(option: str, value: str, known: "Collection[str]") -> None:
     """Raise UsageError for a value that an option does not have."""
     if value not in known:

@@ -1,13 +1,13 @@
 """``ocigpu engine``: configure container engines for ocigpu, show their state, undo it, and leave a machine."""
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.cli import show
+from ocigpu.cli.common import beside, own_program
 from ocigpu.core.errors import OcigpuError, UsageError, printable
 from ocigpu.core.facts import to_data
 
@@ -173,8 +173,7 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
     if given:
         path = _below(root, given)
     elif root == "/":
-        beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), RUNTIME)
-        path = beside if is_program("/", beside) else shutil.which(RUNTIME) or find_program("/", RUNTIME) or beside
+        path = own_program(RUNTIME) or beside(RUNTIME)
     else:
         path = find_program(root, RUNTIME) or f"/usr/bin/{RUNTIME}"
     if is_program(root, path):
@@ -367,8 +366,7 @@ def leave_command(program: str = "", root: str = "/") -> None:
     from ocigpu.engines.status import RUNTIME, read_engine_status
     from ocigpu.engines.wanted import Wanted
 
-    beside = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), RUNTIME)
-    shim = beside if root == "/" else find_program(root, RUNTIME)
+    shim = beside(RUNTIME) if root == "/" else find_program(root, RUNTIME)
     statuses = read_engine_status(root)
     gpus_users = find_gpus_users(root, shim, statuses, not program)
     _refuse(gpus_users, "remove them first (docker rm); or install another hook for --gpus, as NVIDIA's toolkit has")

@@ -210,6 +210,21 @@ def test_a_missing_shim_is_an_error_here_and_a_note_in_another_root(
     assert "note: /no/such/runtime is not there yet below" in capsys.readouterr().out
 
 
+def test_the_shim_that_status_shows_is_the_one_that_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shim = tmp_path / "bin/ocigpu-runtime"
+    shim.parent.mkdir()
+    shim.write_text("#!/bin/sh\n")
+    shim.chmod(0o755)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "ocigpu")])
+    monkeypatch.setenv("PATH", str(shim.parent), prepend=os.pathsep)
+    assert main(["engine", "configure", "docker", "--config", str(tmp_path / "daemon.json"), "--dry-run"]) == 0
+    assert f'"path": "{shim}"' in capsys.readouterr().out
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["programs"]["ocigpu-runtime"] == str(shim)
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(("owner", "mode"), [(1000, 0o755), (0, 0o775)], ids=["owner", "group"])
 def test_a_shim_that_others_can_replace_is_noted(
