@@ -209,7 +209,7 @@ def newest_for_engines(path: str, settings: Settings) -> str:
 
     The engines are this machine's, for a file of a simulated host those of that.
     """
-    from ocigpu.cdi.versions import VERSIONS, newest_version
+    from ocigpu.cdi.versions import newest_version
     from ocigpu.doctor.files import RootFiles
     from ocigpu.doctor.versions import read_engine_releases
 

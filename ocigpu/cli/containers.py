@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ocigpu.containers.find import Places
     from ocigpu.containers.live import Live
     from ocigpu.containers.report import Report
+    from ocigpu.containers.usage import User
     from ocigpu.containers.verify import Verified
 
 HOW_TO_ASK = "GPUs come with the runtime ocigpu (a pod's runtimeClassName, docker run --runtime, podman --runtime)"
@@ -101,10 +102,9 @@ def facts_or_note(config: str) -> tuple[HostFacts, list[str]]:
         return HostFacts(), [f"{error.message}: which devices are GPUs is not known"]
 
 
-def shown_name(container: "Container") -> str:
-    """Return a container's name, with the beginning of an engine's long id."""
-    short = container.id[:12]
-    return container.name if container.name == container.id else f"{short} {container.name}"
+def shown_name(one: "Container | User") -> str:
+    """Return a container's name, with the beginning of an engine's long id; what uses a GPU outside has none."""
+    return one.name if one.id in (one.name, "") else f"{one.id[:12]} {one.name}"
 
 
 def report_notes(report: "Report") -> list[str]:

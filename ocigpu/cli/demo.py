@@ -17,7 +17,7 @@ from ocigpu.cli import show
 from ocigpu.cli.arguments import Range
 from ocigpu.cli.busybox import COMMAND_PATH, make_bundle, make_config, sections_of
 from ocigpu.cli.cleaning import cleaning_up
-from ocigpu.cli.plan import granted_fields
+from ocigpu.cli.plan import granted_fields, listed_devices
 from ocigpu.core.actions import KINDS, Node, Plan, RefreshLdCache
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.core.facts import HostFacts
@@ -200,10 +200,9 @@ def _show_granted(demo: Demo, devices: str) -> None:
     output = _run_container(demo, bundle, "granted")
     _say(f"$ nvidia-smi -L\n{output['smi']}")
     _check(output["smi-status"] == "0", "nvidia-smi runs in the container", output["smi"])
-    shown = {word.rstrip(")") for word in output["smi"].split() if word.startswith(("GPU-", "MIG-"))}
-    wanted = {*plan.gpus, *plan.mig_devices}
-    parents = {gpu.uuid for gpu in facts.gpus for mig in gpu.mig_devices if mig.uuid in wanted}
-    _check(wanted <= shown <= wanted | parents, f"it lists what was granted and no other GPU: {len(wanted)}")
+    _, as_granted = listed_devices(output["smi"], plan, facts)
+    number = len(plan.gpus) + len(plan.mig_devices)
+    _check(as_granted, f"it lists what was granted and no other GPU: {number}")
     _say(f"$ ls -ln /dev/nvidia*\n{output['listing']}")
     paths = (action.node.container_path for action in plan.actions if isinstance(action, Node))
     nodes = {path for path in paths if os.path.basename(path).startswith("nvidia")}

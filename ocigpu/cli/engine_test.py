@@ -21,6 +21,7 @@ from ocigpu.cli.busybox import make_config, make_root, sections_of
 from ocigpu.cli.cleaning import SIGNALS, cleaning_up, undisturbed
 from ocigpu.cli.common import load_facts, load_settings
 from ocigpu.cli.engine import known_engine
+from ocigpu.cli.plan import listed_devices
 from ocigpu.core.actions import Node, Plan
 from ocigpu.core.errors import HostError, OcigpuError, printable
 from ocigpu.core.facts import HostFacts
@@ -80,11 +81,9 @@ class Expected(NamedTuple):
     """What containers are to have, and the script that tells what they do."""
 
     plan: Plan
-    simulated: bool
+    facts: HostFacts
     nodes: tuple[str, ...]
     sonames: tuple[str, ...]
-    uuids: frozenset[str]
-    accepted: frozenset[str]
     has_smi: bool
     variables: Mapping[str, str]
 
@@ -249,13 +248,8 @@ def run_command(engine: str = "", config: str = "", json: bool = False) -> int:
     return 0 if passed else FAILED
 
 
-def _vendors(facts: HostFacts) -> list[str]:
-    return [part.vendor for part in facts.parts] or [facts.vendor]
-
-
 def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, list[Way]]]:
     """Return the engines to test, with the ways to ask each; raises OcigpuError OCIGPU-ENG-5 when there is none."""
-    vendors = _vendors(facts)
     found: dict[str, tuple[Engine, list[Way]]] = {}
     hint = f"ocigpu engine configure {named}".strip()
     for status in sorted(find_engines(), key=lambda status: not status.running):
@@ -271,7 +265,7 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
             continue
         status = status._replace(flavour="") if status.flavour == "custom" else status  # noqa: PLW2901
         each = Containerd(status) if status.engine == "containerd" else Docker(status.engine, status)
-        if (status.configured or named) and (ways := list(each.ways(vendors, notes))):
+        if (status.configured or named) and (ways := list(each.ways(facts.vendors, notes))):
             found[name] = each, ways
     if not found:
         if untried := [note for note in notes if " is not tried: " in note]:
@@ -309,18 +303,15 @@ def _wanted(facts: HostFacts, settings: Settings, rootfs: str, has_smi: bool, lo
     from ocigpu.gpus.vendors import make_plan, parse_request
     from ocigpu.provision.image import read_rootfs_facts
 
-    vendors = _vendors(facts)
-    variables = {VENDORS[name][1]: "all" for name in vendors}
-    if "nvidia" in vendors:
+    variables = {VENDORS[name][1]: "all" for name in facts.vendors}
+    if "nvidia" in facts.vendors:
         variables["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
     request = parse_request(make_config("", variables), settings)
     plan = make_plan(facts, request, settings, read_rootfs_facts(rootfs, facts.driver_version))
     nodes = sorted({action.node.container_path for action in plan.actions if isinstance(action, Node)})
     sonames = {library.soname for library in facts.libraries} & set(SONAMES)
-    uuids = frozenset((*plan.gpus, *plan.mig_devices))
-    parents = {gpu.uuid for gpu in facts.gpus for mig in gpu.mig_devices if mig.uuid in uuids}
     names = tuple(sorted(sonames)) if loads else ()
-    return Expected(plan, facts.simulated, tuple(nodes), names, uuids, uuids | parents, has_smi, variables)
+    return Expected(plan, facts, tuple(nodes), names, has_smi, variables)
 
 
 def _test(
@@ -366,7 +357,7 @@ def _judge(done: Finished, way: Way, wanted: Expected) -> Iterator[Proof]:
         yield Proof("starts", False, " ".join(text.split()), _hint(text))
         return
     yield Proof("starts", True, "the container runs")
-    opened = OPENED[wanted.simulated]
+    opened = OPENED[wanted.facts.simulated]
     bad = {node: found.get(f"open {node}", "") for node in wanted.nodes}
     bad = {node: said for node, said in bad.items() if not any(word in said for word in opened)}
     if bad:
@@ -384,11 +375,12 @@ def _judge(done: Finished, way: Way, wanted: Expected) -> Iterator[Proof]:
         yield Proof(name, not said, " ".join(said.split()) or f"{name} can be loaded", "ocigpu doctor" if said else "")
     if wanted.has_smi:
         said = found.get("smi", "")
-        listed = {word.rstrip(")") for word in said.split() if word.startswith(("GPU-", "MIG-"))}
-        if wanted.uuids <= listed <= wanted.accepted:
+        listed, as_granted = listed_devices(said, wanted.plan, wanted.facts)
+        if as_granted:
             yield Proof("nvidia-smi", True, f"nvidia-smi lists {show.count(len(listed), 'GPU')}")
         else:
-            message = f"nvidia-smi lists {len(listed)} of {len(wanted.uuids)}: {' '.join(said.split())}"
+            granted = len(wanted.plan.gpus) + len(wanted.plan.mig_devices)
+            message = f"nvidia-smi lists {len(listed)} of {granted}: {' '.join(said.split())}"
             yield Proof("nvidia-smi", False, message, "ocigpu doctor")
 
 

@@ -12,7 +12,7 @@ from ocigpu.cli import show
 from ocigpu.cli.common import load_settings, settings_path
 from ocigpu.cli.containers import facts_or_note, places_of, report_to_json, shown_name
 from ocigpu.cli.optional import needing
-from ocigpu.cli.plan import granted_fields, image_line, request_fields
+from ocigpu.cli.plan import granted_fields, image_line, print_steps, request_fields
 from ocigpu.core.actions import Plan
 from ocigpu.core.codes import AREAS, CODES, PATH
 from ocigpu.core.errors import OcigpuError, UsageError, printable, quoted
@@ -397,8 +397,6 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
 def _print_steps(explained: "Explanation", each: bool) -> None:
     if not explained.steps:
         return
-    from ocigpu.cli.plan import print_steps
-
     got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what ocigpu would give it"
     print(f"\n{got}, and why ({show.count(len(explained.steps), 'step')})")
     print_steps(explained.steps, each, any(step.now for step in explained.steps))

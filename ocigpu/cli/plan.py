@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from ocigpu.containers.steps import Step
-
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
 
@@ -179,6 +177,14 @@ def granted_fields(plan: Plan, host: HostFacts) -> list[tuple[str, str]]:
     return [("granted" if number == 0 else "", line) for number, line in enumerate(lines)]
 
 
+def listed_devices(output: str, plan: Plan, host: HostFacts) -> tuple[set[str], bool]:
+    """Return the UUIDs that "nvidia-smi -L" lists, and whether they are what was granted (and GPUs of that)."""
+    listed = {word.rstrip(")") for word in output.split() if word.startswith(("GPU-", "MIG-"))}
+    granted = {*plan.gpus, *plan.mig_devices}
+    parents = {gpu.uuid for gpu in host.gpus for mig in gpu.mig_devices if mig.uuid in granted}
+    return listed, granted <= listed <= granted | parents
+
+
 def image_line(image: ImageFacts) -> str:
     """Return one line on the image, e.g. "glibc, driver libraries go to /usr/lib64"."""
     text = f"{image.libc or 'no loader found'}, driver libraries go to {image.library_dir}"
@@ -278,18 +284,18 @@ def _print_each(steps: "Sequence[Step]", states: bool) -> None:
         print(f"    {show.coloured(before)}  {printable(step.what + target)}" if before else f"    {step.what}{target}")
 
 
-def _sign(step: "Step") -> str:
+def _sign(step: Step) -> str:
     """Return +, ~ or -; "" for an option of a hook, which the step above it has."""
     return "" if step.what.startswith(" ") else SIGNS.get(step.what.split(" ")[0], "+")
 
 
-def _parts(step: "Step") -> tuple[str, str]:
+def _parts(step: Step) -> tuple[str, str]:
     """Return a step's kind and path."""
     kind, _, rest = step.what.partition(" ")
     return kind, rest.split(" ")[0]
 
 
-def _group(step: "Step") -> tuple[str, ...]:
+def _group(step: Step) -> tuple[str, ...]:
     """Return what steps of one line have in common: their kind, and their reason up to what tells them apart."""
     return _parts(step)[0], _sign(step), "".join(takewhile(lambda c: c != "," and not c.isdigit(), step.reason))
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from ocigpu.cli import show
 from ocigpu.cli.arguments import Range
 from ocigpu.cli.common import load_facts, load_settings
-from ocigpu.cli.containers import places_of
+from ocigpu.cli.containers import places_of, shown_name
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.report import make_reports
 from ocigpu.containers.usage import UsageReader, UsedGpu, User, join_usage
@@ -129,8 +129,7 @@ def _row(gpu: UsedGpu, user: User | None) -> list[str]:
     if user is None:
         return [*head, "-", "", "", "", ""]
     processes = ", ".join(f"{process.command} {process.pid}" for process in user.processes)
-    short = f"{user.id[:12]} {user.name}" if user.name not in (user.id, "") and user.id else user.name
-    name = short if user.state in ("ok", "") else f"{short} ({user.state})"
+    name = shown_name(user) if user.state in ("ok", "") else f"{shown_name(user)} ({user.state})"
     own_memory = "-" if user.used_mib is None else f"{_gib(user.used_mib)} GiB"
     return [*head, name, user.engine, _with(user.use, "%"), own_memory, processes]
 
