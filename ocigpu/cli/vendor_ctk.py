@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ocigpu import version_line
 from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError, SettingsError, UsageError, printable, quoted
+from ocigpu.core.tokens import FALSE_WORDS, TRUE_WORDS
 from ocigpu.engines.places import DAEMON_PATH, find_program
 from ocigpu.kubernetes.options import find_values, read_flags, read_table
 from ocigpu.system.log import stamp
@@ -296,8 +297,8 @@ def _parse_sets(sets: Sequence[str], separator: str) -> list[tuple[str, Any]]:
             raise UsageError(f"invalid --set option {quoted(item)}: undefined field: {quoted(name)}", "")
         value: Any = raw
         if key.kind == "bool":
-            words = {"": not equals, "nil": None} | dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True)
-            words |= dict.fromkeys(("0", "f", "F", "FALSE", "false", "False"), False)
+            words = {"": not equals, "nil": None}
+            words |= dict.fromkeys(TRUE_WORDS, True) | dict.fromkeys(FALSE_WORDS, False)
             value = words.get(raw, raw)
             if isinstance(value, str) or (equals and not raw) or (value is None and not name.startswith("features.")):
                 raise UsageError(f"invalid --set option {quoted(item)}: neither true nor false", "")

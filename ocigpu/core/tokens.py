@@ -1,4 +1,4 @@
-"""Lists of devices as containers write them: tokens, and the words that stand alone."""
+"""Words of the vendor's variables and options: lists of devices, what stands alone in them, yes and no."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 MOUNT_DIRECTORIES = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
 MOUNT_SOURCE = f"volume mounts below {MOUNT_DIRECTORIES[0]}"
 MAX_TOKENS = 4096
+TRUE_WORDS, FALSE_WORDS = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
+"""What the vendor's programs take for yes and no: strconv.ParseBool of Go."""
 
 
 def is_number(text: str) -> bool:

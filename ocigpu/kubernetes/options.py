@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import SettingsError, UsageError, printable, quoted
-from ocigpu.core.tokens import is_number
+from ocigpu.core.tokens import FALSE_WORDS, TRUE_WORDS, is_number
 from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL
 from ocigpu.system.files import read_regular
 
@@ -17,7 +17,6 @@ INFINITE = "infinite"
 ANYTHING = ("*",)
 MAX_MILLISECONDS = 24 * 3600 * 1000
 MAX_SECONDS = 1e9
-_TRUE, _FALSE = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
 
@@ -48,7 +47,7 @@ def read_table(path: Path) -> tuple[Option, ...]:
     found = []
     for row in tomllib.loads(path.read_text(encoding="utf-8"))["options"]:
         row.setdefault("flags", row["name"].replace("_", "-"))
-        row.setdefault("harmless", _FALSE if row["kind"] == "bool" else ())
+        row.setdefault("harmless", FALSE_WORDS if row["kind"] == "bool" else ())
         lists = {name: tuple(row.get(name, "").split()) for name in ("flags", "variables", "programs")}
         found.append(Option(**{**row, **lists, "harmless": tuple(row["harmless"])}))
     return tuple(found)
@@ -136,9 +135,9 @@ def _check_refused(option: Option, value: str, where: str) -> None:
 def read_value(option: Option, raw: Any, where: str) -> Any:
     """Return what was written, text or data of a file, as the option's value; raises SettingsError."""
     if option.kind == "bool":
-        if raw is True or raw in _TRUE:
+        if raw is True or raw in TRUE_WORDS:
             return True
-        if raw is False or raw in _FALSE:
+        if raw is False or raw in FALSE_WORDS:
             return False
         raise option_error(where, f"{shown(raw)} is neither true nor false")
     if option.kind == "milliseconds":

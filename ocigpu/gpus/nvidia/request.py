@@ -21,7 +21,7 @@ from ocigpu.core.gate import (
     why_not,
 )
 from ocigpu.core.settings import CAPABILITIES, MODES_WITH_CDI, Settings
-from ocigpu.core.tokens import MAX_TOKENS, MOUNT_DIRECTORIES, MOUNT_SOURCE, is_number, select_tokens
+from ocigpu.core.tokens import MAX_TOKENS, MOUNT_DIRECTORIES, MOUNT_SOURCE, TRUE_WORDS, is_number, select_tokens
 from ocigpu.gpus.request import Request, is_privileged
 
 TYPE_CHECKING = False
@@ -411,7 +411,7 @@ def check_permitted(wanted: set[str], source: str, asker: Asker, where: str) -> 
 
 
 def _parse_requirements(variables: "Variables", asker: Asker) -> tuple[tuple[str, str], ...]:
-    disabled = variables.get("NVIDIA_DISABLE_REQUIRE", "") in ("1", "t", "T", "TRUE", "true", "True")
+    disabled = variables.get("NVIDIA_DISABLE_REQUIRE", "") in TRUE_WORDS
     if disabled or why_not("requirement", "variable", asker):
         return ()
     requirements = [
