@@ -1,6 +1,8 @@
 """Containers as a service: the service itself, and what a tenant does with one."""
 
+import os
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from ocigpu.cli import show
@@ -125,48 +127,46 @@ def run_command(
 
 def _twice(client: CaasClient, body: Any, headers: dict[str, str]) -> Any:
     try:
-        return client.ask("POST", "/v1/containers", body, headers).body
+        return client.ask("POST", "/v1/containers", body, headers)
     except HostError:
-        return client.ask("POST", "/v1/containers", body, headers).body
+        return client.ask("POST", "/v1/containers", body, headers)
 
 
 def _follow(client: CaasClient, container: str) -> int:
     """Print what becomes of a container on standard error, what it prints on standard output; return its status."""
-    import json
-    import sys
-
     last, state = "", ""
-    for event in client.follow(path_of(container, "/events")):
-        found = json.loads(event.data)
-        state, last = found["lifecycle"], event.id
-        text = ": ".join(filter(None, (state, found["reason"], found["detail"])))
-        print(f"{container}: {printable(text)}", file=sys.stderr)
+    for number, found in _say_events(client, container):
+        last, state = number, found["lifecycle"]
         if state == "running":
             break
         if found["kind"] == "deleted":
             return 1
-    if state == "running" or state in ("finished", "failed"):
+    if state in ("running", "finished", "failed"):
         for line in client.follow(path_of(container, "/logs", follow=True)):
             if line.kind == "end":
                 break
             print(line.data, flush=True)
-    if state == "running":
-        for event in client.follow(path_of(container, "/events"), last):
-            found = json.loads(event.data)
-            text = ": ".join(filter(None, (found["lifecycle"], found["reason"], found["detail"])))
-            print(f"{container}: {printable(text)}", file=sys.stderr)
-            if found["kind"] == "deleted":
-                return 1
-    ended = client.ask("GET", path_of(container)).body
+    if state == "running" and any(found["kind"] == "deleted" for _, found in _say_events(client, container, last)):
+        return 1
+    ended = client.ask("GET", path_of(container))
     print(f"{container}: {_phases(ended)}", file=sys.stderr)
     code = ended["exit_code"]
     return int(ended["lifecycle"] != "finished") if code is None else min(max(int(code), 0), 255)
 
 
+def _say_events(client: CaasClient, container: str, last: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Print what becomes of a container after the event ``last``; yield the number and the data of each event."""
+    import json
+
+    for event in client.follow(path_of(container, "/events"), last):
+        found = json.loads(event.data)
+        text = ": ".join(filter(None, (found["lifecycle"], found["reason"], found["detail"])))
+        print(f"{container}: {printable(text)}", file=sys.stderr)
+        yield event.id, found
+
+
 def _variables(option: str, texts: list[str]) -> dict[str, str]:
     """Return NAME=VALUE, and NAME with its value of the environment; raises UsageError."""
-    import os
-
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -198,7 +198,7 @@ def _pages(client: CaasClient, path: str, limit: int = sys.maxsize, **filters: s
     cursor = ""
     while len(items) < limit:
         query = {**filters, "cursor": cursor, "limit": str(min(200, limit - len(items)))}
-        page = client.ask("GET", f"{path}?{urlencode({name: value for name, value in query.items() if value})}").body
+        page = client.ask("GET", f"{path}?{urlencode({name: value for name, value in query.items() if value})}")
         items += page["items"]
         cursor = page["next_cursor"]
         if not cursor:
@@ -230,7 +230,7 @@ def show_command(
     wait_seconds: Annotated[int, Range(0, 300)] = 0,
     json: bool = False,
 ) -> None:
-    found = client.ask("GET", path_of(container, wait=wait, timeout=wait_seconds if wait else 0)).body
+    found = client.ask("GET", path_of(container, wait=wait, timeout=wait_seconds if wait else 0))
     if json:
         show.data(found)
         return
@@ -268,7 +268,7 @@ def logs_command(
 
 @takes(connect)
 def delete_command(client: CaasClient, containers: list[str], json: bool = False) -> None:
-    found = [client.ask("DELETE", path_of(one)).body for one in containers]
+    found = [client.ask("DELETE", path_of(one)) for one in containers]
     if json:
         show.data({"containers": found})
 
@@ -283,7 +283,7 @@ def keys_create_command(
     json: bool = False,
 ) -> None:
     wanted = {"tenancy": tenancy, "scopes": scope, "expires_seconds": expires, "label": label}
-    made = client.ask("POST", "/v1/keys", {name: value for name, value in wanted.items() if value}).body
+    made = client.ask("POST", "/v1/keys", {name: value for name, value in wanted.items() if value})
     show.data(made) if json else print(made["key"])
 
 

@@ -32,14 +32,6 @@ HINTS = {
 """What to do on a command line, where the service's own words are about HTTP; "" where the message says it all."""
 
 
-class CaasAnswer(NamedTuple):
-    """``body``: what the JSON says, None for none."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: Any
-
-
 class StreamEvent(NamedTuple):
     """An event of a stream; ``id`` is what to go on after."""
 
@@ -64,8 +56,8 @@ class CaasClient:
             raise UsageError("the key has characters that no key has")
         self.url, self._parts, self._key, self._authority = url.rstrip("/"), parts, key, authority
 
-    def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> CaasAnswer:
-        """Send a request and return its answer."""
+    def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+        """Send a request and return what the JSON of its answer says, None for none."""
         connection, answer = self._send(method, path, body, headers or {})
         try:
             data = answer.read(MAX_ANSWER)
@@ -76,7 +68,7 @@ class CaasClient:
         found = self._decode(answer, data)
         if answer.status >= 400:
             raise refusal(found, answer.status)
-        return CaasAnswer(answer.status, dict(answer.headers.items()), found)
+        return found
 
     def follow(self, path: str, last: str = "") -> Iterator[StreamEvent]:
         """Yield the events of a stream until it ends; one that breaks is taken up after what was read."""
