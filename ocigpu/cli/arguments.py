@@ -64,21 +64,22 @@ class HelpWanted(Exception):  # noqa: N818 - nothing is wrong
     """The command line asks for help."""
 
 
-def takes(maker: "Callable[..., Any]") -> "Callable[[Callable[..., Any]], Callable[..., Any]]":
-    """Give a command the options of another function, whose result it gets as its first parameter."""
+def takes(*makers: "Callable[..., Any]") -> "Callable[[Callable[..., Any]], Callable[..., Any]]":
+    """Give a command the options of functions or records, whose results it gets as its first parameters."""
 
     def mark(command: "Callable[..., Any]") -> "Callable[..., Any]":
-        command.takes = maker  # type: ignore[attr-defined]
+        command.takes = makers  # type: ignore[attr-defined]
         return command
 
     return mark
 
 
 def parameters_of(function: "Callable[..., Any]", page: "Manual") -> list[Parameter]:
-    """Return the parameters of a command; those of the function that it takes come last."""
-    maker = getattr(function, "takes", None)
-    declared = list(_declared(function))
-    declared = [*declared[1:], *_declared(maker)] if maker else declared
+    """Return the parameters of a command; those of what it takes come last."""
+    makers = getattr(function, "takes", ())
+    declared = list(_declared(function))[len(makers) :]
+    for maker in makers:
+        declared += _declared(maker)
     options = {word.flags[0].lstrip("-").replace(".", "-").replace("-", "_"): word for word in page.options.values()}
     found = []
     for position, (name, annotation, default) in enumerate(declared):
@@ -110,7 +111,11 @@ def options_of(page: "Manual") -> list[Parameter]:
 
 
 def _declared(function: "Callable[..., Any]") -> "Iterator[tuple[str, Any, Any]]":
-    """Yield name, annotation and default of a function's parameters, without the price of ``inspect``."""
+    """Yield name, annotation and default of a function's or a record's parameters, without the price of ``inspect``."""
+    if fields := getattr(function, "_fields", ()):
+        known = function._field_defaults  # type: ignore[attr-defined]
+        yield from ((name, function.__annotations__[name], known.get(name, REQUIRED)) for name in fields)
+        return
     code, defaults = function.__code__, function.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     required = len(names) - len(defaults)
@@ -120,11 +125,9 @@ def _declared(function: "Callable[..., Any]") -> "Iterator[tuple[str, Any, Any]]
 
 def call(function: "Callable[..., Any]", values: "dict[str, Any]") -> "Any":
     """Call a command with the values of its parameters."""
-    maker = getattr(function, "takes", None)
-    if not maker:
-        return function(**values)
-    made = maker(**{name: values.pop(name) for name, _, _ in _declared(maker)})
-    return function(made, **values)
+    makers = getattr(function, "takes", ())
+    made = [maker(**{name: values.pop(name) for name, _, _ in _declared(maker)}) for maker in makers]
+    return function(*made, **values)
 
 
 def parse(words: "Sequence[str]", parameters: list[Parameter], lenient: bool = False) -> "dict[str, Any]":

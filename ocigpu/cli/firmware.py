@@ -31,37 +31,25 @@ UNCHECKED = 3
 
 
 class _Source(NamedTuple):
-    """Where facts come from, as the options shared by the commands say."""
+    """Where facts come from, and what else the options shared by the commands say."""
 
-    bmc: str
-    credentials: str
-    ca: str
-    fingerprint: str
-    facts: str
-    deadline: float
-    measurements: bool
-    nvml: bool
-    config: str
-    json: bool
+    bmc: str = ""
+    credentials: str = ""
+    bmc_ca: str = ""
+    fingerprint: str = ""
+    facts_file: str = ""
+    deadline: float = 60.0
+    measurements: bool = False
+    nvml: bool = False
+    config: str = ""
+    json: bool = False
 
-
-def source(
-    bmc: str = "",
-    credentials: str = "",
-    bmc_ca: str = "",
-    fingerprint: str = "",
-    facts_file: str = "",
-    deadline: float = 60.0,
-    measurements: bool = False,
-    nvml: bool = False,
-    config: str = "",
-    json: bool = False,
-) -> _Source:
-    if sum(map(bool, (bmc, facts_file, nvml))) != 1:
-        raise UsageError("one of --bmc, --nvml and --facts-file is needed")
-    if bmc and not credentials:
-        raise UsageError("--bmc needs --credentials FILE")
-    return _Source(bmc, credentials, bmc_ca, fingerprint, facts_file, deadline, measurements, nvml, config, json)
+    def check(self) -> None:
+        """Raise UsageError for options that contradict each other."""
+        if sum(map(bool, (self.bmc, self.facts_file, self.nvml))) != 1:
+            raise UsageError("one of --bmc, --nvml and --facts-file is needed")
+        if self.bmc and not self.credentials:
+            raise UsageError("--bmc needs --credentials FILE")
 
 
 def _read_address(path: str) -> str:
@@ -74,8 +62,8 @@ def _read_address(path: str) -> str:
 
 
 def _read(options: _Source) -> NodeFirmware:
-    if options.facts:
-        return NodeFirmware(read_facts(options.facts), ())
+    if options.facts_file:
+        return NodeFirmware(read_facts(options.facts_file), ())
     if options.nvml:
         from ocigpu.gpus.nvidia.firmware import read_driver_firmware
 
@@ -87,7 +75,7 @@ def _read(options: _Source) -> NodeFirmware:
     credentials = read_credentials(options.credentials)
     with show.Progress("asking the board controller"):
         return read_firmware(
-            *(bmc, credentials), ca_file=options.ca, fingerprint=options.fingerprint, deadline=options.deadline,
+            *(bmc, credentials), ca_file=options.bmc_ca, fingerprint=options.fingerprint, deadline=options.deadline,
             measurements=options.measurements,
         )  # fmt: skip
 
@@ -102,8 +90,9 @@ def read_facts(path: str) -> tuple[FirmwareFacts, ...]:
         raise HostError("OCIGPU-FW-2", f"facts {path}: {error}") from error
 
 
-@takes(source)
+@takes(_Source)
 def show_command(options: _Source) -> None:
+    options.check()
     found = _read(options)
     if options.json:
         show.data({"components": [one.as_json() for one in found.components], "notes": list(found.notes)})
@@ -126,8 +115,9 @@ def _health(one: FirmwareFacts) -> str:
     return ", ".join([str(one.health.get("status", "unknown")), *wrong])
 
 
-@takes(source)
+@takes(_Source)
 def record_command(options: _Source, file: str, add: bool = False) -> None:
+    options.check()
     proposal = propose(_read(options).components)
     if add:
         proposal = merge(read_baseline(file, proposal=True), proposal)
@@ -147,8 +137,9 @@ def approve_command(file: str, by: str) -> None:
     print(f"{printable(file)}: {show.count(len(baseline.models), 'model')}, signed off by {printable(by)}")
 
 
-@takes(source)
+@takes(_Source)
 def check_command(options: _Source, gpu: str = "", baseline: str = "", table: str = "") -> int:
+    options.check()
     if not baseline:
         raise UsageError("--baseline FILE is needed")
     try:

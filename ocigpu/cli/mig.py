@@ -49,21 +49,11 @@ KUBELET = "/var/lib/kubelet"
 class Asked(NamedTuple):
     """What the options shared by the commands say."""
 
-    file: str
-    name: str = ""
+    config_file: str = ""
+    selected_config: str = ""
     mode_only: bool = False
     config: str = ""
     json: bool = False
-
-
-def asked(
-    config_file: str = "",
-    selected_config: str = "",
-    mode_only: bool = False,
-    config: str = "",
-    json: bool = False,
-) -> Asked:
-    return Asked(config_file, selected_config, mode_only, config, json)
 
 
 class _Host(NamedTuple):
@@ -73,7 +63,7 @@ class _Host(NamedTuple):
 
     def planner(self, options: Asked, held: Callable[[], dict[str, str]]) -> Planner:
         """Return what plans the changes to the layout that the options name."""
-        entries = _layouts(options, self.gpus).select(options.name)
+        entries = _layouts(options, self.gpus).select(options.selected_config)
 
         def plan(gpus: Sequence[GpuLayout]) -> list[GpuChange]:
             users = held()
@@ -90,7 +80,7 @@ def _mode_only(change: GpuChange, held: dict[str, str]) -> GpuChange:
 
 
 def _layouts(options: Asked, gpus: Sequence[GpuLayout]) -> Layouts:
-    return parse_layout_file(*_read(options.file)) if options.file else make_layouts(gpus)
+    return parse_layout_file(*_read(options.config_file)) if options.config_file else make_layouts(gpus)
 
 
 def _read(path: str) -> tuple[str, str]:
@@ -113,8 +103,8 @@ class Sparing(NamedTuple):
     """What the options say of who is spared, shared by the commands that look for them."""
 
     force: bool = False
-    state_dir: "list[str] | None" = None
-    kubelet: str = ""
+    state_dir: list[str] | None = None
+    kubelet_directory: str = ""
 
 
 class _Holders:
@@ -132,7 +122,7 @@ class _Holders:
 
     def __call__(self) -> dict[str, str]:
         if self._known is None:
-            kubelet = self._spared.kubelet or f"{self._host.settings.simulation_root}{KUBELET}"
+            kubelet = self._spared.kubelet_directory or f"{self._host.settings.simulation_root}{KUBELET}"
             stores = find_stores(f"{kubelet}/plugins")
             if self._locks is not None:
                 for store in stores:
@@ -189,26 +179,17 @@ def _find_holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, s
     return held, [*notes, *more]
 
 
-@takes(asked)
-def plan_command(
-    options: Asked, force: bool = False, state_dir: list[str] | None = None, kubelet_directory: str = ""
-) -> int:
+@takes(Asked, Sparing)
+def plan_command(options: Asked, spared: Sparing) -> int:
     host = _look(options)
-    held = _Holders(host, Sparing(force, state_dir, kubelet_directory))
+    held = _Holders(host, spared)
     changes = host.planner(options, held)(host.gpus)
     _show(changes, options.json, "nothing was changed", held.notes)
     return int(any(change.problem for change in changes))
 
 
-@takes(asked)
-def apply_command(
-    options: Asked,
-    force: bool = False,
-    state_dir: list[str] | None = None,
-    kubelet_directory: str = "",
-    hooks_file: str = "",
-    skip_reset: bool = False,
-) -> None:
+@takes(Asked, Sparing)
+def apply_command(options: Asked, spared: Sparing, hooks_file: str = "", skip_reset: bool = False) -> None:
     hooks = _hooks(options, hooks_file, skip_reset)
     with (
         undisturbed(),
@@ -219,7 +200,6 @@ def apply_command(
         try:
             host = _look(options)
             # hooks end programs before something is changed: only then it is asked who is left
-            spared = Sparing(force, state_dir, kubelet_directory)
             held = _Holders(host, spared, {} if hooks.end_users else None, locks)
             _change(host, options, lambda held: host.planner(options, held), held, not skip_reset, hooks)
         except Exception as error:
@@ -233,8 +213,8 @@ def apply_command(
 
 def _hooks(options: Asked, hooks_file: str, skip_reset: bool) -> Hooks:
     variables = {
-        "MIG_PARTED_CONFIG_FILE": options.file,
-        "MIG_PARTED_SELECTED_CONFIG": options.name,
+        "MIG_PARTED_CONFIG_FILE": options.config_file,
+        "MIG_PARTED_SELECTED_CONFIG": options.selected_config,
         "MIG_PARTED_HOOKS_FILE": hooks_file,
         "MIG_PARTED_SKIP_RESET": str(skip_reset).lower(),
         "MIG_PARTED_MODE_CHANGE_ONLY": str(options.mode_only).lower(),
@@ -286,12 +266,12 @@ def _change(
     _show(changes, options.json, "done", [*earlier, *held.notes])
 
 
-@takes(asked)
+@takes(Asked)
 def assert_command(options: Asked, valid_config: bool = False) -> int:
     if valid_config:
-        if not options.file:
+        if not options.config_file:
             raise UsageError("--valid-config needs --config-file")
-        _layouts(options, ()).select(options.name)
+        _layouts(options, ()).select(options.selected_config)
         return 0
     host = _look(options)
     changes = host.planner(options, dict)(host.gpus)
@@ -306,13 +286,13 @@ def assert_command(options: Asked, valid_config: bool = False) -> int:
 def export_command(
     config: str = "", json: bool = False, output_format: str = "yaml", config_label: str = "current"
 ) -> None:
-    host = _look(Asked("", config=config))
+    host = _look(Asked(config=config))
     document = to_document(host.gpus, config_label)
     _write(document, json, output_format)
 
 
 def generate_command(config: str = "", json: bool = False, output_format: str = "yaml", output_file: str = "") -> None:
-    layouts = make_layouts(_look(Asked("", config=config)).gpus)
+    layouts = make_layouts(_look(Asked(config=config)).gpus)
     _write(layouts.to_document(), json, output_format, output_file)
 
 
@@ -335,25 +315,18 @@ def _replace(path: str, text: str) -> None:
 
 
 def checkpoint_command(checkpoint_file: str, config: str = "", json: bool = False) -> None:
-    gpus = _look(Asked("", config=config)).gpus
+    gpus = _look(Asked(config=config)).gpus
     _replace(checkpoint_file, to_json.dumps(to_checkpoint(gpus)))
     if json:
         show.data({"checkpoint-file": checkpoint_file, "gpus": [gpu.uuid for gpu in gpus]})
 
 
-def restore_command(
-    checkpoint_file: str,
-    force: bool = False,
-    state_dir: list[str] | None = None,
-    kubelet_directory: str = "",
-    config: str = "",
-    json: bool = False,
-) -> None:
+@takes(Sparing)
+def restore_command(spared: Sparing, checkpoint_file: str, config: str = "", json: bool = False) -> None:
     checkpoint = parse_checkpoint(*_read(checkpoint_file))
-    options = Asked("", config=config, json=json)
+    options = Asked(config=config, json=json)
     with undisturbed(), alone(load_settings(options.config).simulation_root), ExitStack() as locks:
         host = _look(options)
-        spared = Sparing(force, state_dir, kubelet_directory)
         _change(host, options, checkpoint.planner, _Holders(host, spared, locks=locks))
 
 
