@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.cli import show
-from ocigpu.cli.common import beside, own_program
 from ocigpu.core.errors import OcigpuError, UsageError, printable
 from ocigpu.core.facts import to_data
 
@@ -167,6 +166,7 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
 
     Raises OcigpuError OCIGPU-ENG-5 when it is not there; in another root it may still come.
     """
+    from ocigpu.cli.common import beside, own_program
     from ocigpu.engines.places import find_program, is_program
     from ocigpu.engines.status import RUNTIME
 
@@ -349,6 +349,7 @@ def _print(works: Sequence[_Work], undone: bool, named: str, notes: Sequence[str
 
 
 def leave_command(program: str = "", root: str = "/") -> None:
+    from ocigpu.cli.common import beside
     from ocigpu.engines.carry_out import carry_out, check_plan, remaining_step
     from ocigpu.engines.configure import ConfigureOptions
     from ocigpu.engines.files import Root, locked
