@@ -4,6 +4,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from support.process import run
 from support.product import PublicCopy
 
 from ocigpu.core.errors import OcigpuError
-from ocigpu.sim.create import create_host
+from ocigpu.sim.create import create_host, render_config
 from ocigpu.sim.libraries import LIBRARIES, library_triplet
 from ocigpu.sim.made import describe_host
 from ocigpu.system.settings_file import read_settings
@@ -349,3 +350,8 @@ def test_machine_without_32_bit_or_static_linking_says_so(tmp_path: Path, monkey
 def test_empty_directory_is_used(tmp_path: Path) -> None:
     create_host(str(tmp_path), 1, "t4", compat32=False)
     assert (tmp_path / "config.toml").is_file()
+
+
+@pytest.mark.parametrize("directory", ["/tmp/host", '/tmp/a "b" \\ c', "/tmp/\x7f", "/tmp/\n", "/tmp/gpü"])
+def test_settings_are_toml_whatever_the_directory_is_called(directory: str) -> None:
+    assert tomllib.loads(render_config(directory)) == {"simulation": {"root": directory}}
