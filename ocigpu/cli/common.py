@@ -82,7 +82,7 @@ def _read_recorded_facts(path: str) -> HostFacts:
 
     try:
         with open(path, "rb") as file:
-            return facts_from_json(json.loads(read_bounded(file, MAX_FACTS)))
+            return facts_from_json(json.loads(read_bounded(file, MAX_FACTS).decode()))
     except OSError as error:
         raise HostError("OCIGPU-HOST-3", f"facts {path}: {error.strerror}", "") from error
     except UNUSABLE as error:
