@@ -3,8 +3,8 @@
 A test belongs to one by the mark ``product``: by default its parameters are the row, and all cases of the function the
 product; ``product(NAME, ROW)`` says both, so that cases of several functions can be one.  A test that goes through rows
 by itself asks the fixture ``share``; one that tries something random many times asks ``times``, or is Hypothesis's,
-which makes up fewer examples for a choice (conftest.py).  The mark ``rest`` is for what takes long and that few changes touch:
-packages, long runs of kills; ``chosen`` leaves it out.
+which makes up fewer examples for a choice (conftest.py).  The mark ``rest`` is for what takes long and that few
+changes touch, packages and long runs of kills: ``chosen`` leaves it out.
 
 ``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, and those that
 have ever failed; ``all`` takes all, ``rest`` what the first leaves out.  Cases that are named on the command line are
