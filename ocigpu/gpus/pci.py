@@ -3,7 +3,7 @@
 import os
 
 from ocigpu.core.record import NamedTuple
-from ocigpu.gpus.tree import list_names, read_text, small_number
+from ocigpu.gpus.tree import list_names, read_text, small_number, sysfs_address
 
 NVIDIA_VENDOR = 0x10DE
 DISPLAY_CLASS = 0x03
@@ -35,19 +35,9 @@ def find_group(address: str, sys: str) -> int:
         return -1
 
 
-def sysfs_names(bus_id: str) -> tuple[str, str]:
-    """Return the names that sysfs may use for a bus id: a domain of four digits, of eight when it needs more."""
-    return bus_id.removeprefix("0000"), bus_id
-
-
 def read_drm_numbers(sys: str, bus_id: str) -> tuple[tuple[str, int, int], ...]:
     """Return (name, major, minor) of the card and render nodes of a GPU, e.g. ("renderD128", 226, 128)."""
-    for name in sysfs_names(bus_id):
-        directory = f"{sys}/bus/pci/devices/{name}/drm"
-        found = read_drm_directory(directory)
-        if found or os.path.isdir(directory):
-            return found
-    return ()
+    return read_drm_directory(f"{sys}/bus/pci/devices/{sysfs_address(bus_id)}/drm")
 
 
 def read_drm_directory(directory: str) -> tuple[tuple[str, int, int], ...]:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu
-from ocigpu.gpus.pci import sysfs_names
-from ocigpu.gpus.tree import normal_bus_id, read_text
+from ocigpu.gpus.tree import normal_bus_id, read_text, sysfs_address
 from ocigpu.kubernetes.hardware import Hardware
 
 BOARD, SWITCH, SWITCHES, HOST_BRIDGE, SAME_CPU, OTHER_CPU = 60, 50, 40, 30, 20, 10
@@ -40,16 +39,14 @@ def read_places(sys: str, gpus: Sequence[Gpu]) -> dict[str, GpuPlace]:
 
 def read_place(sys: str, bus_id: str) -> GpuPlace:
     """Return the place of a PCI function; one that sysfs does not know has none, and no NUMA node is -1."""
-    for name in sysfs_names(bus_id) if bus_id else ():
-        directory = f"{sys}/bus/pci/devices/{name}"
-        text = read_text(f"{directory}/numa_node", 64)
-        if text is not None or os.path.isdir(directory):
-            number = (text or "").strip()
-            _, _, below = os.path.realpath(directory).rpartition("/devices/")
-            path = below.split("/") if below.startswith("pci") else ()
-            cpus = printable((read_text(f"{directory}/local_cpulist", 4096) or "").strip())
-            return GpuPlace(tuple(path), int(number) if number.isdigit() else -1, cpus)
-    return GpuPlace()
+    directory = f"{sys}/bus/pci/devices/{sysfs_address(bus_id)}"
+    if not os.path.isdir(directory):
+        return GpuPlace()
+    number = (read_text(f"{directory}/numa_node", 64) or "").strip()
+    _, _, below = os.path.realpath(directory).rpartition("/devices/")
+    path = below.split("/") if below.startswith("pci") else ()
+    cpus = printable((read_text(f"{directory}/local_cpulist", 4096) or "").strip())
+    return GpuPlace(tuple(path), int(number) if number.isdigit() else -1, cpus)
 
 
 def numa_nodes(places: Mapping[str, GpuPlace]) -> dict[str, int]:

@@ -19,7 +19,8 @@ from ocigpu.gpus.nvidia.procfs import (
     read_proc_files,
     read_proc_gpus,
 )
-from ocigpu.gpus.tree import normal_bus_id
+from ocigpu.gpus.pci import read_drm_numbers
+from ocigpu.gpus.tree import normal_bus_id, sysfs_address
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,18 @@ def test_node_permissions_come_from_params(params: str, expected: Permissions) -
 )
 def test_bus_ids_have_one_spelling(text: str, expected: str) -> None:
     assert normal_bus_id(text) == expected
+
+
+@pytest.mark.parametrize("name", ["0000:3b:00.0", "00ab:3b:00.0", "10001:af:1f.7"])
+def test_bus_ids_become_addresses_of_sysfs(name: str) -> None:
+    assert sysfs_address(normal_bus_id(name)) == sysfs_address(name) == name
+
+
+def test_nodes_of_a_gpu_in_a_domain_of_five_digits_are_found(tmp_path: Path) -> None:
+    directory = tmp_path / "bus/pci/devices/10000:3b:00.0/drm/card1"
+    directory.mkdir(parents=True)
+    (directory / "dev").write_text("226:1\n")
+    assert read_drm_numbers(str(tmp_path), "00010000:3b:00.0") == (("card1", 226, 1),)
 
 
 def test_information_of_a_gpu_is_read() -> None:

@@ -86,7 +86,7 @@ def test_places_are_read_from_sysfs(tmp_path: Path) -> None:
     gpu = host("t4-1").gpus[0]
     places = read_places(sys, [gpu._replace(uuid="a", bus_id="00000000:3b:00.0"), gpu._replace(uuid="b", bus_id="")])
     assert numa_nodes(places) == {"a": 1}
-    assert read_place(sys, "10000:01:00.0") == GpuPlace(wide)
+    assert read_place(sys, "00010000:01:00.0") == GpuPlace(wide)
 
 
 def test_what_nvml_said_becomes_records() -> None:

@@ -11,8 +11,7 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import MAX_TOPOLOGY, parse_numbers, parse_properties
-from ocigpu.gpus.pci import sysfs_names
-from ocigpu.gpus.tree import find_roots, list_names, read_text
+from ocigpu.gpus.tree import find_roots, list_names, read_text, sysfs_address
 from ocigpu.gpus.usage import Usage
 from ocigpu.gpus.vendors import GpuLink
 
@@ -25,9 +24,7 @@ def read_usage(settings: Settings, facts: HostFacts) -> tuple[Usage, ...]:
     for gpu in facts.gpus:
         if addresses.count(gpu.bus_id) > 1:
             continue
-        directory = next(
-            (f"{devices}/{name}" for name in sysfs_names(gpu.bus_id) if list_names(f"{devices}/{name}")), ""
-        )
+        directory = f"{devices}/{sysfs_address(gpu.bus_id)}"
         sensors = [f"{directory}/hwmon/{name}" for name in list_names(f"{directory}/hwmon")[:1]]
         found.append(
             Usage(

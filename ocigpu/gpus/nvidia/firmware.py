@@ -10,7 +10,7 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.firmware import FirmwareFacts, check_text
 from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask
-from ocigpu.gpus.tree import normal_bus_id
+from ocigpu.gpus.tree import normal_bus_id, sysfs_address
 
 SECONDS = 60.0
 _HEALTH = {
@@ -40,7 +40,7 @@ def read_driver_firmware(facts: HostFacts) -> dict[str, FirmwareFacts]:
 
 
 def _address(bus_id: str) -> str:
-    return normal_bus_id(bus_id).removeprefix("0000")
+    return sysfs_address(normal_bus_id(bus_id))
 
 
 def _facts(number: int, one: dict[str, Any]) -> FirmwareFacts:

@@ -33,6 +33,7 @@ from ocigpu.gpus.nvidia.require import check_requirements
 from ocigpu.gpus.nvidia.selection import select_devices
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, application_profile, proc_view, proc_view_by_masks
 from ocigpu.gpus.request import Request, Selection
+from ocigpu.gpus.tree import sysfs_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -351,7 +352,7 @@ def _add_drm_links(plan: _Draft, request: Request, gpus: tuple[Gpu, ...]) -> Non
         for node in gpu.drm_nodes if names else ():
             name = node.container_path.rpartition("/")[2]
             kind = "card" if name.startswith("card") else "render"
-            path = f"/dev/dri/by-path/pci-{gpu.bus_id[4:]}-{kind}"
+            path = f"/dev/dri/by-path/pci-{sysfs_address(gpu.bus_id)}-{kind}"
             plan.add([Link(path, f"../{name}", f"DRM node of GPU {gpu.index} by PCI address")], names)
 
 

@@ -13,7 +13,7 @@ from ocigpu.gpus.nvidia.mig_layout import GpuLayout
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
 from ocigpu.gpus.parts import GpuPart
 from ocigpu.gpus.pci import Function
-from ocigpu.gpus.tree import normal_bus_id
+from ocigpu.gpus.tree import normal_bus_id, sysfs_address
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, VfioFacts
 from ocigpu.kubernetes.hardware import Hardware, MigSize
 from ocigpu.kubernetes.labels import family
@@ -267,7 +267,7 @@ def _common(gpu: Gpu, node: DraNode) -> Attributes:
 def _place(address: str, places: Mapping[str, GpuPlace]) -> Attributes:
     """Return the standard attributes of where a PCI function is (deviceattribute of Kubernetes' helper library)."""
     place = places.get(address, GpuPlace())
-    found: Attributes = {f"{STANDARD}/pciBusID": {"string": _short(address)}}
+    found: Attributes = {f"{STANDARD}/pciBusID": {"string": sysfs_address(address)}}
     if place.path:
         found[f"{STANDARD}/pcieRoot"] = {"string": place.path[0]}
     if place.numa >= 0:
@@ -341,9 +341,4 @@ def _dns(profile: str) -> str:
 
 def _at(what: str, address: str) -> str:
     """Return a name by a PCI address, which stays when another GPU is lost: numbers are then given anew."""
-    return "-".join([what, *re.split("[:.]", _short(normal_bus_id(address)))])
-
-
-def _short(address: str) -> str:
-    """Return a PCI address with a domain of four digits where that is enough."""
-    return address.removeprefix("0000") if len(address.partition(":")[0]) == 8 else address
+    return "-".join([what, *re.split("[:.]", sysfs_address(normal_bus_id(address)))])
