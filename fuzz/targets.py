@@ -26,7 +26,7 @@ from ocigpu.cdi.write import dump_json, dump_yaml
 from ocigpu.core import rawjson, settings
 from ocigpu.core.cdi_names import is_qualified
 from ocigpu.core.config_json import parse_json, rootfs_path
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.errors import UNUSABLE, OcigpuError
 from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json, to_data
 from ocigpu.entry import state
 from ocigpu.entry.arguments import parse_arguments
@@ -455,7 +455,7 @@ def fuzz_nvml(data: bytes) -> None:
     """The answer of the child that asks NVML; with it, facts are made and kept."""
     try:
         answer = nvml.parse_answer(rawjson.parse(data.decode()))
-    except nvml.UNUSABLE:
+    except UNUSABLE:
         return
     in_procfs = (procfs.ProcGpu("0000:3b:00.0", "00000000:3b:00.0", 0, "GPU-1", "H100"),)
     merged = gpus.merge_gpus(answer.gpus, in_procfs)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ocigpu import __version__
-from ocigpu.core.errors import OcigpuError, UsageError, printable
+from ocigpu.core.errors import UNUSABLE, OcigpuError, UsageError, printable
 from ocigpu.core.facts import facts_to_json
 from ocigpu.core.facts import to_data as settings_data
 from ocigpu.doctor.findings import Finding, read_table
@@ -172,7 +172,7 @@ def collect(host: Host, findings: list[Finding]) -> tuple[dict[str, str], list[s
         except OSError as error:
             missing.append(f"not there: {name}: {error.filename or ''} {error.strerror}")
             return
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except UNUSABLE as error:
             missing.append(f"not there: {name}: {type(error).__name__}: not understood, so it might hold secrets")
             return
         if isinstance(value, str):

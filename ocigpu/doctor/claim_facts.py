@@ -10,10 +10,9 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ocigpu.core.errors import HostError, OcigpuError
+from ocigpu.core.errors import UNUSABLE, HostError, OcigpuError
 from ocigpu.core.vendors import GPU_VENDORS
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
-from ocigpu.doctor.findings import UNUSABLE
 from ocigpu.kubernetes.dra.status import FILE, DriverStatus, parse_status
 
 if TYPE_CHECKING:

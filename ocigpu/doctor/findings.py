@@ -13,8 +13,6 @@ SEVERITIES = ("error", "warning", "note", "not-checked", "ok")
 error: containers do not get their GPUs, or lose them; warning: some do not get what they ask for, or will not after the
 next event; note: nothing fails.  "not-checked" always says why: nothing is ok that was not looked at.
 """
-UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading a file raises whose content nobody expected: the other checks go on."""
 
 
 def read_table(name: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ocigpu import __version__
-from ocigpu.core.errors import OcigpuError, printable
-from ocigpu.doctor.findings import CHECKS, EVERY, SEVERITIES, UNUSABLE, Check, Finding, not_checked
+from ocigpu.core.errors import UNUSABLE, OcigpuError, printable
+from ocigpu.doctor.findings import CHECKS, EVERY, SEVERITIES, Check, Finding, not_checked
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.works import find_works, is_ready
 from ocigpu.sim.fault_names import FAULT_NAMES

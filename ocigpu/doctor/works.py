@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.errors import UNUSABLE, OcigpuError
 from ocigpu.doctor.docker import find_gpus_hook
 from ocigpu.doctor.engines import installed_engines, is_vendors, label, takes_cdi
-from ocigpu.doctor.findings import KNOWN, UNUSABLE, Finding
+from ocigpu.doctor.findings import KNOWN, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.engines.status import EngineStatus
 

@@ -18,7 +18,7 @@ from binascii import crc32
 
 from ocigpu import __version__
 from ocigpu.core import rawjson
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import UNUSABLE, HostError
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.tree import find_roots, is_as_noted, note_readings, read_text, settings_digest, stop_noting
@@ -56,8 +56,6 @@ MAX_QUESTION = 8192
 """Characters of a question whose answer is kept: usual ones have some 1,500, but images decide."""
 KEPT = ("nvidia",)
 """The vendors of whose devices facts are kept; of others they are read in a moment."""
-UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError)
-"""What a file raises that this code did not write."""
 NO_CACHE = "there is no cache directory that only this user can write"
 
 
@@ -244,7 +242,7 @@ def _read(directory: int, settings: Settings) -> _Kept | None:
     try:
         made, begun, nvml, notes, brief = rawjson.parse(lines[1].decode())
         return _Kept(lines[0].decode(), made, begun, nvml, notes, brief, lines[2].decode(), lines[3].decode())
-    except (ValueError, TypeError, RecursionError):  # written by other code of this version
+    except UNUSABLE:  # written by other code of this version
         return None
 
 

@@ -421,6 +421,7 @@ SPOILED: dict[str, Callable[[Path], object]] = {
     "other JSON": lambda path: write_lines(path, b"[0,[]]", b"[]", b"{}"),
     "JSON of another form": lambda path: write_lines(path, b"[1]", b"[]", b"[]"),
     "of the form of an earlier version": lambda path: write_lines(path, b"[0,[],{}]", b"{}"),
+    "no places where there should be some": lambda path: edit_lines(path, lambda proof, _: proof[4].clear()),
     "strange paths": lambda path: edit_lines(path, lambda proof, _: proof[4][0].append(["a\0b", False])),
     "states that are none": spoil_states,
     "places of another form": lambda path: edit_lines(path, lambda proof, _: proof[4][0].append([1, 2, 3])),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import machine
 
-from ocigpu.gpus.nvidia.nvml import BRANDS, UNUSABLE, NvmlAnswer, cuda_version, parse_answer, start_nvml
+from ocigpu.core.errors import UNUSABLE
+from ocigpu.gpus.nvidia.nvml import BRANDS, NvmlAnswer, cuda_version, parse_answer, start_nvml
 from ocigpu.gpus.tree import Roots
 
 REAL = Roots("", "", "/proc", "/sys", False)

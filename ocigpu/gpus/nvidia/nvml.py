@@ -8,7 +8,7 @@ import os
 from binascii import crc32
 
 from ocigpu.core import rawjson
-from ocigpu.core.errors import printable
+from ocigpu.core.errors import UNUSABLE, printable
 from ocigpu.core.facts import Gpu, MigDevice
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.procfs import is_version
@@ -25,9 +25,6 @@ ANSWER_LIMIT = 1 << 20
 
 LIB_RM_VERSION_MISMATCH = 18
 ADDRESSING_MODE_ATS = 2
-
-UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a document raises that our child did not write: the library shares its process."""
 
 BRANDS = (
     "Unknown", "Quadro", "Tesla", "NVS", "GRID", "GeForce", "TITAN", "VApps", "VPC", "VCS", "VWS", "CloudGaming",
@@ -107,7 +104,7 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
 def parse_answer(data: "Any") -> NvmlAnswer:
     """Return the records of a child's JSON document.
 
-    Raises one of :data:`UNUSABLE` for anything that the child does not write.
+    Raises one of :data:`UNUSABLE` for anything that the child does not write: the library shares its process.
     """
     if "load" in data:
         return NvmlAnswer(f"NVML cannot be loaded: {printable(str(data['load']), 300)}")

@@ -14,7 +14,7 @@ import stat
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import UNUSABLE, HostError
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.configs import DeviceConfig
 from ocigpu.kubernetes.dra.devices import DraDevice
@@ -46,9 +46,6 @@ class ClaimRecord(NamedTuple):
 
 
 Records = dict[str, ClaimRecord]
-
-
-UNUSABLE = (ValueError, KeyError, TypeError, AttributeError)
 
 
 def parse_claims(content: bytes) -> tuple[str, Records]:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ocigpu.core.errors import UNUSABLE
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
-from ocigpu.gpus.nvidia.nvml import UNUSABLE
 from ocigpu.gpus.nvidia.nvml_child import DriverPlace
 from ocigpu.gpus.nvidia.nvml_process import NvmlStream, command
 from ocigpu.gpus.nvidia.procfs import read_kernel_version
