@@ -75,9 +75,9 @@ class UsageReader:
         """Wait for NVML's answer, or for why there is none."""
         if nvml_place(self.facts).library:
             try:
-                self._nvml = parse_usage(ask("usage", self.facts, DEADLINE, "0"))
-            except (NvmlError, ValueError, TypeError, KeyError) as error:
-                self.problem = f"{error}" if isinstance(error, NvmlError) else "NVML gave no usable answer"
+                self._nvml = ask("usage", self.facts, DEADLINE, "0", parse=parse_usage)
+            except NvmlError as error:
+                self.problem = str(error)
 
     def start(self, parent: int) -> None:
         """Have NVML asked from now on by a process that ends with ``parent``, which is this one."""

@@ -63,11 +63,9 @@ class Hardware(NamedTuple):
 def read_hardware(facts: HostFacts, seconds: float = DEADLINE) -> Hardware:
     """Return what the host's NVML says; waits no longer than ``seconds``.  Never raises for what NVML does."""
     try:
-        return parse_hardware(ask("details", facts, seconds))
+        return ask("details", facts, seconds, parse=parse_hardware)
     except NvmlError as error:
         return Hardware(problem=str(error))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return Hardware(problem="NVML gave no usable answer")
 
 
 def parse_hardware(data: Any) -> Hardware:

@@ -22,7 +22,7 @@ ANSWER: dict[str, Any] = {
 
 
 def read(monkeypatch: pytest.MonkeyPatch, *answers: object) -> Any:
-    monkeypatch.setattr(firmware, "ask", lambda *_: answers)
+    monkeypatch.setattr(firmware, "ask", lambda *_, **__: answers)
     return read_driver_firmware(HostFacts())
 
 
@@ -72,7 +72,7 @@ def test_what_no_driver_says_is_an_error(monkeypatch: pytest.MonkeyPatch, answer
 
 
 def test_a_driver_that_gives_no_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise NvmlError("NVML did not answer within 60 s")
 
     monkeypatch.setattr(firmware, "ask", fail)

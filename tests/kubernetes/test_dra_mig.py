@@ -101,11 +101,11 @@ def test_what_a_claim_has_made_stays_what_it_was_offered_as() -> None:
 # on a simulated host, with its NVML
 
 
-def ask_here(verb: str, _facts: HostFacts, _seconds: float, *words: str) -> Any:
+def ask_here(verb: str, _facts: HostFacts, _seconds: float, *words: str, parse: Any) -> Any:
     """Ask NVML in this process, instead of one that costs as much as all the rest."""
     with redirect_stdout(io.StringIO()) as answer:
         VERBS[verb](*words)
-    return json.loads(answer.getvalue())
+    return parse(json.loads(answer.getvalue()))
 
 
 class MigHost(Lab):

@@ -333,13 +333,13 @@ def test_a_mode_that_waits_for_a_reset_is_told_and_can_be_taken_back(monkeypatch
     """Ampere: NVML accepts the mode, which is pending then. Setting the present one again takes that back."""
     state = layout("a100", mode=0)
 
-    def ask(verb: str, _facts: Any, _seconds: float, text: str = "") -> Any:
+    def ask(verb: str, _facts: Any, _seconds: float, text: str = "", *, parse: Any) -> Any:
         nonlocal state
         if verb == "mig-layout":
-            return [state._asdict() | {"profiles": [profile._asdict() for profile in state.profiles]}]
+            return parse([state._asdict() | {"profiles": [profile._asdict() for profile in state.profiles]}])
         for _, step in json.loads(text):
             state = state._replace(pending=step["mode"])
-        return {"done": 1, "error": ""}
+        return parse({"done": 1, "error": ""})
 
     monkeypatch.setattr("ocigpu.gpus.nvidia.mig.ask", ask)
 

@@ -30,9 +30,8 @@ def read_driver_firmware(facts: HostFacts) -> dict[str, FirmwareFacts]:
     answer, -2 when it is none.
     """
     try:
-        return {
-            _address(one["bus_id"]): _facts(number, one) for number, one in enumerate(ask("firmware", facts, SECONDS))
-        }
+        found: Any = ask("firmware", facts, SECONDS, parse=lambda document: document)
+        return {_address(one["bus_id"]): _facts(number, one) for number, one in enumerate(found)}
     except NvmlError as error:
         raise HostError("OCIGPU-FW-1", f"firmware by NVML: {error}", "See what is wrong: ocigpu doctor") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from ocigpu.core.errors import HostError, printable
 from ocigpu.core.facts import HostFacts
@@ -18,6 +18,7 @@ from ocigpu.system.store import open_lock
 SECONDS = 120.0
 """For reading, and for a change of all GPUs: setting the mode resets a GPU, which takes some seconds."""
 RESET_SECONDS = 180.0
+T = TypeVar("T")
 Planner = Callable[[Sequence[GpuLayout]], list[GpuChange]]
 PRE_MODE, PRE_CONFIG = "pre-apply-mode", "pre-apply-config"
 """What is announced before MIG modes change, and before devices do: hooks of mig-parted have these names."""
@@ -25,22 +26,19 @@ PRE_MODE, PRE_CONFIG = "pre-apply-mode", "pre-apply-config"
 
 def read_layouts(facts: HostFacts) -> tuple[GpuLayout, ...]:
     """Return how the GPUs are cut; needs root.  Raises HostError (OCIGPU-MIG-3)."""
+    return _ask("read MIG devices", "mig-layout", facts, parse=parse_layouts)
+
+
+def _ask(what: str, verb: str, facts: HostFacts, *arguments: str, parse: Callable[[Any], T]) -> T:
     try:
-        return parse_layouts(ask("mig-layout", facts, SECONDS))
+        return ask(verb, facts, SECONDS, *arguments, parse=parse)
     except NvmlError as error:
-        raise HostError("OCIGPU-MIG-3", f"read MIG devices: {error}") from error
-    except ValueError as error:
-        raise HostError("OCIGPU-MIG-3", "read MIG devices: NVML gave no usable answer") from error
+        raise HostError("OCIGPU-MIG-3", f"{what}: {error}") from error
 
 
 def read_users(facts: HostFacts) -> dict[str, str]:
     """Return which processes use a GPU or MIG device, by UUID; raises HostError (OCIGPU-MIG-3)."""
-    try:
-        found = parse_usage(ask("usage", facts, SECONDS, "0"))
-    except NvmlError as error:
-        raise HostError("OCIGPU-MIG-3", f"processes on the GPUs: {error}") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise HostError("OCIGPU-MIG-3", "processes on the GPUs: NVML gave no usable answer") from error
+    found = _ask("processes on the GPUs", "usage", facts, "0", parse=parse_usage)
     pids = {uuid: [str(pid) for pid, *_ in usage.processes or ()] for uuid, usage in found.items()}
     return {uuid: f"process {', '.join(each)}" for uuid, each in pids.items() if each}
 
@@ -206,13 +204,12 @@ def _creating(change: GpuChange) -> list[Step]:
 def _carry_out(facts: HostFacts, steps: Sequence[Step]) -> None:
     if not steps:
         return
-    try:
-        answer = ask("change-mig", facts, SECONDS, json.dumps([(gpu.uuid, step) for gpu, step, _ in steps]))
-        done, error = int(answer["done"]), str(answer["error"])
-    except NvmlError as problem:
-        raise HostError("OCIGPU-MIG-3", f"change MIG devices: {problem}") from problem
-    except (ValueError, TypeError, KeyError) as problem:
-        raise HostError("OCIGPU-MIG-3", "change MIG devices: NVML gave no usable answer") from problem
+    text = json.dumps([(gpu.uuid, step) for gpu, step, _ in steps])
+    done, error = _ask("change MIG devices", "change-mig", facts, text, parse=_parse_done)
     if error:
         gpu, _, what = steps[min(done, len(steps) - 1)]
         raise HostError("OCIGPU-MIG-3", f"GPU {gpu.number}: {what}: {error}")
+
+
+def _parse_done(answer: Any) -> tuple[int, str]:
+    return int(answer["done"]), str(answer["error"])

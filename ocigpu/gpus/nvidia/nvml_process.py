@@ -7,10 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from ocigpu.core.errors import printable
+from ocigpu.core.errors import UNUSABLE, printable
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.nvml_child import DriverPlace
 from ocigpu.system.programs import REAP_SECONDS, run_program
@@ -18,6 +18,7 @@ from ocigpu.system.programs import REAP_SECONDS, run_program
 VERBS = "ocigpu.gpus.nvidia.nvml_verbs"
 COMPUTE_MODE_SECONDS = 20.0
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t
+T = TypeVar("T")
 _CODE = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]);"
     " importlib.import_module(sys.argv[2]).main(*sys.argv[3:])"
@@ -44,10 +45,10 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", "-c", _CODE, json.dumps(list(filter(None, sys.path))), module, *arguments]
 
 
-def ask(verb: str, facts: HostFacts, seconds: float, *arguments: str) -> Any:
-    """Return the JSON document with which :mod:`~ocigpu.gpus.nvidia.nvml_verbs` answers to a verb.
+def ask(verb: str, facts: HostFacts, seconds: float, *arguments: str, parse: Callable[[Any], T]) -> T:
+    """Return what ``parse`` makes of the JSON document with which :mod:`~ocigpu.gpus.nvidia.nvml_verbs` answers.
 
-    Waits no longer than ``seconds``.  Raises NvmlError for whatever goes wrong.
+    Waits no longer than ``seconds``.  Raises NvmlError for whatever goes wrong, an answer too that is not understood.
     """
     place = nvml_place(facts)
     if not place.library:
@@ -63,8 +64,8 @@ def ask(verb: str, facts: HostFacts, seconds: float, *arguments: str) -> Any:
         lines = done.complaint.strip().splitlines()
         raise NvmlError(printable(lines[-1] if lines else f"NVML ended its process ({done.status})", 300))
     try:
-        return json.loads(done.output)
-    except ValueError as error:
+        return parse(json.loads(done.output))
+    except UNUSABLE as error:
         raise NvmlError("NVML gave no usable answer") from error
 
 
@@ -76,11 +77,14 @@ def set_compute_mode(
     EXCLUSIVE_PROCESS while a control daemon of MPS shares them, else DEFAULT.  Waits no longer than ``seconds`` and
     never raises for what NVML does.
     """
+
+    def parse(found: Any) -> dict[str, str]:
+        return {str(uuid): printable(str(problem), 200) for uuid, problem in found.items()}
+
     try:
-        found = ask("set-compute-mode", facts, seconds, str(mode), *uuids)
+        return ask("set-compute-mode", facts, seconds, str(mode), *uuids, parse=parse)
     except NvmlError as error:
         return dict.fromkeys(uuids, str(error))
-    return {str(uuid): printable(str(problem), 200) for uuid, problem in found.items()}
 
 
 class NvmlStream:
