@@ -12,7 +12,6 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import Permissions
 from ocigpu.gpus.nvidia.kmods import load_modules, missing_modules
 from ocigpu.gpus.nvidia.nodes import (
-    CapabilityNode,
     Driver,
     HostNode,
     apply_changes,
@@ -21,7 +20,7 @@ from ocigpu.gpus.nvidia.nodes import (
     plan_nodes,
     read_driver,
 )
-from ocigpu.gpus.nvidia.procfs import ProcGpu
+from ocigpu.gpus.nvidia.procfs import CapabilityNode, ProcGpu
 from ocigpu.gpus.tree import Roots
 
 MAJORS = (("nvidia", 195), ("nvidia-uvm", 507), ("nvidia-caps", 236))

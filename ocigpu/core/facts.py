@@ -56,8 +56,17 @@ def mig_capability_paths(gpu_minor: int, mig: MigDevice) -> tuple[str, str]:
 
     E.g. ("gpu0/mig/gi1/access", "gpu0/mig/gi1/ci0/access").
     """
-    instance = f"gpu{gpu_minor}/mig/gi{mig.gpu_instance}"
-    return f"{instance}/access", f"{instance}/ci{mig.compute_instance}/access"
+    instance = f"gpu{gpu_minor}/gi{mig.gpu_instance}"
+    return capability_path(f"{instance}/access"), capability_path(f"{instance}/ci{mig.compute_instance}/access")
+
+
+def capability_path(name: str) -> str:
+    """Return the file below /proc/driver/nvidia/capabilities of a capability as mig-minors names it.
+
+    E.g. "gpu0/mig/gi1/access" of "gpu0/gi1/access", "mig/config" of "config".
+    """
+    gpu, slash, rest = name.partition("/")
+    return f"{gpu}/mig/{rest}" if slash else f"mig/{name}"
 
 
 class Gpu(NamedTuple):

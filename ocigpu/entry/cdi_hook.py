@@ -22,7 +22,7 @@ from ocigpu.core.config_json import rootfs_path
 from ocigpu.core.errors import SpecError, quoted
 from ocigpu.entry.cdi_hook_plan import DriverProc, HookFacts, plan_hooks
 from ocigpu.entry.state import parse_state, read_state
-from ocigpu.gpus.nvidia.procfs import parse_devices, read_capabilities, read_proc_files, read_proc_gpus
+from ocigpu.gpus.nvidia.procfs import find_gpu_major, parse_devices, read_capabilities, read_proc_files, read_proc_gpus
 from ocigpu.gpus.tree import read_text
 from ocigpu.provision.apply import provision_here
 from ocigpu.provision.compat import read_compat
@@ -169,7 +169,7 @@ def read_driver_proc(directory: str, majors_only: bool = False) -> DriverProc:
     majors = dict(parse_devices(read_text(f"{proc}/devices") or "")) if below == "nvidia" else {}
     found = DriverProc(
         "",
-        gpu_major=majors.get("nvidia", majors.get("nvidia-frontend", -1)),
+        gpu_major=find_gpu_major(majors, -1),
         caps_major=majors.get("nvidia-caps", -1),
     )
     if majors_only or not os.path.isdir(directory):
@@ -178,5 +178,5 @@ def read_driver_proc(directory: str, majors_only: bool = False) -> DriverProc:
         directory=directory.rstrip("/"),
         files=read_proc_files(directory),
         gpus=read_proc_gpus(directory),
-        capabilities=read_capabilities(directory),
+        capabilities=tuple((one.name, one.minor) for one in read_capabilities(directory, {})),
     )

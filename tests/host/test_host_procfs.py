@@ -138,8 +138,8 @@ def test_mig_minors_pass_over_unknown_lines() -> None:
 
 
 def test_a_capability_file_names_minor_and_mode() -> None:
-    assert parse_capability("DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 1\n") == (12, 0o444)
-    assert parse_capability("") == (-1, 0o400)
+    assert parse_capability("DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 1\n") == (12, 0o444, True)
+    assert parse_capability("") == (-1, 0o400, True)
 
 
 def test_gpus_are_in_the_order_of_bus_ids(tmp_path: Path) -> None:

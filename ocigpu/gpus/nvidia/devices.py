@@ -6,6 +6,7 @@ nvidia-uvm 0 and nvidia-uvm-tools 1 of their own.
 
 from ocigpu.core.facts import DeviceNode, FeatureNodes, HostFile, Permissions
 from ocigpu.gpus.nodes import NodeReader
+from ocigpu.gpus.nvidia.procfs import find_gpu_major
 from ocigpu.gpus.pci import read_drm_numbers
 from ocigpu.gpus.tree import Tree, small_number
 
@@ -29,8 +30,8 @@ class DriverNodes(NodeReader):
         super().__init__(tree)
         self.majors = dict(majors)
         self.permissions = permissions
-        self.gpu_major = self.majors.get("nvidia", self.majors.get("nvidia-frontend", GPU_MAJOR))
-        self.loaded = loaded or "nvidia" in self.majors or "nvidia-frontend" in self.majors
+        self.gpu_major = find_gpu_major(self.majors, GPU_MAJOR)
+        self.loaded = loaded or find_gpu_major(self.majors, 0) > 0
 
     def control_nodes(self) -> tuple[DeviceNode, ...]:
         """Return nvidiactl, nvidia-uvm, nvidia-uvm-tools and nvidia-modeset, those whose driver part is loaded."""

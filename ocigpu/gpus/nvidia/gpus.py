@@ -1,6 +1,6 @@
 """One list of GPUs out of what NVML and procfs say, and the MIG devices' capabilities."""
 
-from ocigpu.core.facts import DeviceNode, Gpu, MigDevice
+from ocigpu.core.facts import DeviceNode, Gpu, MigDevice, capability_path
 from ocigpu.gpus.nvidia.devices import DriverNodes
 from ocigpu.gpus.nvidia.procfs import MIG_MINORS_LIMIT, ProcGpu, numbered, parse_capability, parse_mig_minors
 from ocigpu.gpus.tree import list_names, read_text
@@ -72,8 +72,7 @@ def gpus_from_procfs(in_procfs: tuple[ProcGpu, ...]) -> tuple[Gpu, ...]:
 class MigCapabilities:
     """MIG capabilities: their minors and the nodes of nvidia-caps.
 
-    Paths are written as in mig-minors ("gpu0/gi1/access"); below /proc/driver/nvidia/capabilities the same is
-    "gpu0/mig/gi1/access", and "config" is "mig/config".
+    Paths are written as in mig-minors ("gpu0/gi1/access"); their files have other names (:func:`capability_path`).
     """
 
     def __init__(self, proc: str, proc_driver: str, reader: DriverNodes) -> None:
@@ -102,10 +101,7 @@ class MigCapabilities:
         return self._minors.get(path, -1)
 
     def _from_file(self, path: str) -> tuple[int, int]:
-        gpu, slash, rest = path.partition("/")
-        name = f"{gpu}/mig/{rest}" if slash else f"mig/{path}"
-        text = read_text(f"{self.directory}/{name}")
-        return parse_capability(text) if text is not None else (-1, 0o400)
+        return parse_capability(read_text(f"{self.directory}/{capability_path(path)}") or "")[:2]
 
 
 def complete_mig(gpu: Gpu, capabilities: MigCapabilities, from_procfs: bool) -> Gpu:

@@ -4,6 +4,7 @@ import os
 import subprocess
 
 from ocigpu.core.errors import HostError
+from ocigpu.gpus.nvidia.procfs import is_loaded
 from ocigpu.gpus.pci import count_gpus
 from ocigpu.gpus.tree import Roots, read_text
 from ocigpu.system.programs import run_program
@@ -15,22 +16,18 @@ TIMEOUT = 300
 
 
 def missing_modules(roots: Roots) -> list[str]:
-    """Return which of :data:`MODULES` are to be loaded: a loaded one has an initstate in sysfs (sysfs-module).
+    """Return which of :data:`MODULES` are to be loaded.
 
     For a simulated host there is nothing to load.  Raises HostError OCIGPU-HOST-1 when the PCI bus has no GPU.
     """
     if roots.stand_in:
         return []
-    missing = [name for name in MODULES if not _is_loaded(name, roots)]
+    missing = [name for name in MODULES if not is_loaded(roots.sys, name)]
     if missing and not count_gpus(roots.sys):
         raise HostError(
             "OCIGPU-HOST-1", f"{roots.sys}/bus/pci/devices: no NVIDIA GPU: there is nothing to load kernel modules for"
         )
     return missing
-
-
-def _is_loaded(name: str, roots: Roots) -> bool:
-    return read_text(f"{roots.sys}/module/{name.replace('-', '_')}/initstate") is not None
 
 
 def load_modules(roots: Roots, program: str = "") -> tuple[list[str], list[str]]:
@@ -45,7 +42,7 @@ def load_modules(roots: Roots, program: str = "") -> tuple[list[str], list[str]]
     loaded, notes = [], []
     for name in missing_modules(roots):
         problem = _modprobe(program, name, roots.driver)
-        if _is_loaded(name, roots):
+        if is_loaded(roots.sys, name):
             loaded.append(name)
         elif name == "nvidia-modeset":
             notes.append(f"{name} could not be loaded ({problem}): only displays need it")

@@ -19,15 +19,18 @@ from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.devices import CONTROL_MINOR, IMEX_DRIVER, MODESET_MINOR
 from ocigpu.gpus.nvidia.procfs import (
     MIG_MINORS_LIMIT,
+    CapabilityNode,
     ProcGpu,
-    list_capabilities,
+    find_gpu_major,
+    is_loaded,
     parse_devices,
     parse_fields,
     parse_mig_minors,
     parse_permissions,
+    read_capabilities,
     read_proc_gpus,
 )
-from ocigpu.gpus.tree import Roots, Tree, list_names, read_text, small_number
+from ocigpu.gpus.tree import Roots, Tree, list_names, read_text
 from ocigpu.system.files import draft_name
 
 TYPE_CHECKING = False
@@ -37,15 +40,6 @@ if TYPE_CHECKING:
 MAX_NAMES = 4096
 """Names looked at in one directory of nodes."""
 _CAPS = "/dev/nvidia-caps"
-
-
-class CapabilityNode(NamedTuple):
-    """One file below /proc/driver/nvidia/capabilities: ``name`` is its path there, ``modify`` DeviceFileModify."""
-
-    name: str
-    minor: int
-    mode: int
-    modify: bool
 
 
 class Driver(NamedTuple):
@@ -96,7 +90,7 @@ class NodeChange(NamedTuple):
 def read_driver(roots: Roots) -> Driver:
     """Return what procfs says; raises HostError OCIGPU-HOST-1 when no driver is loaded, OCIGPU-HOST-3."""
     majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-    if not _gpu_major(dict(majors)):
+    if not find_gpu_major(dict(majors), 0):
         raise HostError(
             "OCIGPU-HOST-1",
             f"{roots.proc}/devices: no device number of the NVIDIA driver: it is not loaded",
@@ -104,33 +98,15 @@ def read_driver(roots: Roots) -> Driver:
         )
     directory = f"{roots.proc}/driver/nvidia"
     params = read_text(f"{directory}/params") or ""
+    minors = parse_mig_minors(read_text(f"{roots.proc}/driver/nvidia-caps/mig-minors", MIG_MINORS_LIMIT) or "")
     return Driver(
         majors,
         parse_permissions(params),
         parse_fields(params).get("ModifyDeviceFiles", "1") == "1",
-        "nvidia-modeset" in dict(majors) or read_text(f"{roots.sys}/module/nvidia_modeset/initstate") is not None,
+        "nvidia-modeset" in dict(majors) or is_loaded(roots.sys, "nvidia-modeset"),
         read_proc_gpus(directory),
-        _read_capabilities(directory, read_text(f"{roots.proc}/driver/nvidia-caps/mig-minors", MIG_MINORS_LIMIT) or ""),
+        read_capabilities(directory, minors),
     )
-
-
-def _gpu_major(majors: dict[str, int]) -> int:
-    return majors.get("nvidia", majors.get("nvidia-frontend", 0))
-
-
-def _read_capabilities(directory: str, mig_minors: str) -> tuple[CapabilityNode, ...]:
-    """Return the MIG capabilities that exist; mig-minors names every one that could, and helps out with its minor."""
-    minors = parse_mig_minors(mig_minors)
-    found = []
-    for name in list_capabilities(directory):
-        text = read_text(f"{directory}/capabilities/{name}")
-        fields = parse_fields(text or "")
-        # "mig/config" and "gpu0/mig/gi1/access" are "config" and "gpu0/gi1/access" in mig-minors
-        minor = small_number(fields.get("DeviceFileMinor", ""), minors.get(name.replace("mig/", ""), -1))
-        if text is not None and minor >= 0:
-            mode = small_number(fields.get("DeviceFileMode", ""), 0o400) & 0o777
-            found.append(CapabilityNode(name, minor, mode, fields.get("DeviceFileModify", "1") == "1"))
-    return tuple(found)
 
 
 def plan_nodes(
@@ -142,7 +118,7 @@ def plan_nodes(
     """
     majors, notes = dict(driver.majors), []
     permissions = (*driver.permissions, driver.modify)
-    gpu_major = _gpu_major(majors)
+    gpu_major = find_gpu_major(majors, 0)
     nodes = [HostNode("/dev/nvidiactl", gpu_major, CONTROL_MINOR, *permissions)]
     uvm = majors.get("nvidia-uvm")
     if uvm is None:

@@ -26,6 +26,7 @@ from ocigpu.core.facts import (
     ImageFacts,
     Library,
     MigDevice,
+    capability_path,
     mig_capability_paths,
 )
 from ocigpu.core.settings import Settings
@@ -203,8 +204,7 @@ def _hidden_capabilities(facts: HostFacts, selection: Selection) -> list[tuple[s
     granted = [name for gpu, mig in selection.mig_devices for name in mig_capability_paths(gpu.minor, mig)]
     hidden: dict[str, None] = {"capabilities/fabric-imex-mgmt": None}  # of drivers since 535, in no table of minors
     for name, _ in facts.cap_nodes:
-        gpu, slash, rest = name.partition("/")
-        parts = f"{gpu}/mig/{rest}".split("/") if slash else ["mig", name]
+        parts = capability_path(name).split("/")
         for end in range(1, len(parts) + 1):
             top = "/".join(parts[:end])
             if all(path != top and not path.startswith(f"{top}/") for path in granted):

@@ -7,7 +7,7 @@ Text that does not parse is passed over; a file that is there and cannot be read
 import os
 import stat
 
-from ocigpu.core.facts import Permissions, ProcFile
+from ocigpu.core.facts import Permissions, ProcFile, capability_path
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.tree import TEXT_LIMIT, list_names, normal_bus_id, read_text, small_number
 
@@ -27,6 +27,15 @@ class ProcGpu(NamedTuple):
     excluded: bool = False
 
 
+class CapabilityNode(NamedTuple):
+    """One file below /proc/driver/nvidia/capabilities: ``name`` is its path there, ``modify`` DeviceFileModify."""
+
+    name: str
+    minor: int
+    mode: int
+    modify: bool
+
+
 def parse_devices(text: str) -> tuple[tuple[str, int], ...]:
     """Return (driver, major) of NVIDIA's character devices in /proc/devices, in its order."""
     found: dict[str, int] = {}
@@ -40,6 +49,11 @@ def parse_devices(text: str) -> tuple[tuple[str, int], ...]:
         if in_characters and name.startswith("nvidia") and 0 < major < 1 << 20:
             found.setdefault(name, major)
     return tuple(found.items())
+
+
+def find_gpu_major(majors: dict[str, int], default: int) -> int:
+    """Return the major of the GPUs' nodes among those of :func:`parse_devices`."""
+    return majors.get("nvidia", majors.get("nvidia-frontend", default))
 
 
 def parse_driver_version(text: str) -> str:
@@ -94,12 +108,11 @@ def parse_mig_minors(text: str) -> dict[str, int]:
     return minors
 
 
-def parse_capability(text: str) -> tuple[int, int]:
-    """Return (minor, permission bits) of a file below capabilities; the minor is -1 when it names none."""
+def parse_capability(text: str) -> tuple[int, int, bool]:
+    """Return (minor, permission bits, whether to change) of a file below capabilities; -1 when it names no minor."""
     fields = parse_fields(text)
-    return small_number(fields.get("DeviceFileMinor", "")), small_number(
-        fields.get("DeviceFileMode", ""), 0o400
-    ) & 0o777
+    mode = small_number(fields.get("DeviceFileMode", ""), 0o400) & 0o777
+    return small_number(fields.get("DeviceFileMinor", "")), mode, fields.get("DeviceFileModify", "1") == "1"
 
 
 def parse_information(text: str, name: str) -> ProcGpu | None:
@@ -160,7 +173,12 @@ def read_kernel_version(proc: str, sys: str) -> str:
     return version
 
 
-def list_capabilities(proc_driver: str) -> list[str]:
+def is_loaded(sys: str, name: str) -> bool:
+    """Return whether a kernel module is loaded: then it has an initstate (sysfs-module)."""
+    return read_text(f"{sys}/module/{name.replace('-', '_')}/initstate") is not None
+
+
+def _list_capabilities(proc_driver: str) -> list[str]:
     """Return the paths below <proc_driver>/capabilities that MIG capabilities have, GPUs and instances by number.
 
     E.g. "mig/config", "gpu0/mig/gi1/access".  That each file is there is not looked at.
@@ -175,14 +193,20 @@ def list_capabilities(proc_driver: str) -> list[str]:
     return paths
 
 
-def read_capabilities(proc_driver: str) -> tuple[tuple[str, int], ...]:
-    """Return (path below <proc_driver>/capabilities, minor of nvidia-caps) of all MIG capabilities.
+def read_capabilities(proc_driver: str, minors: dict[str, int]) -> tuple[CapabilityNode, ...]:
+    """Return the MIG capabilities that there are, GPUs and instances by number.
 
-    E.g. ("mig/config", 1), ("gpu0/mig/gi1/access", 30); GPUs and instances by number.
+    ``minors``: of :func:`parse_mig_minors`, for a file that does not say its own; one that nobody knows is left out.
     """
-    top = f"{proc_driver}/capabilities"
-    found = ((path, parse_capability(read_text(f"{top}/{path}") or "")[0]) for path in list_capabilities(proc_driver))
-    return tuple((path, minor) for path, minor in found if minor >= 0)
+    by_path = {capability_path(name): minor for name, minor in minors.items()}
+    found = []
+    for path in _list_capabilities(proc_driver):
+        text = read_text(f"{proc_driver}/capabilities/{path}")
+        minor, mode, modify = parse_capability(text or "")
+        minor = minor if minor >= 0 else by_path.get(path, -1)
+        if text is not None and minor >= 0:
+            found.append(CapabilityNode(path, minor, mode, modify))
+    return tuple(found)
 
 
 def numbered(directory: str, prefix: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.nvidia.devices import GPU_MAJOR
-from ocigpu.gpus.nvidia.procfs import parse_devices, read_proc_gpus
+from ocigpu.gpus.nvidia.procfs import find_gpu_major, parse_devices, read_proc_gpus
 from ocigpu.gpus.pci import find_group, read_drm_numbers, read_function
 from ocigpu.gpus.tree import Roots, list_names, normal_bus_id, read_text
 from ocigpu.gpus.vfio.bus import PciBus
@@ -115,7 +115,7 @@ def read_users(bdf: str, roots: Roots, proc: str = "/proc") -> tuple[Holder, ...
     Raises HostError (OCIGPU-VFIO-1) when not everybody could be looked at.
     """
     majors = dict(parse_devices(read_text(f"{roots.proc}/devices") or ""))
-    major = majors.get("nvidia", majors.get("nvidia-frontend", GPU_MAJOR))
+    major = find_gpu_major(majors, GPU_MAJOR)
     nodes = [
         make_node(f"/dev/nvidia{gpu.minor}", (major, gpu.minor), roots)
         for gpu in read_proc_gpus(f"{roots.proc}/driver/nvidia")
