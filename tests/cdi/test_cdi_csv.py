@@ -27,6 +27,7 @@ from ocigpu.gpus.tegra.facts import (
     parse_csv,
     read_csv_facts,
     read_csv_fingerprint,
+    read_gpu_nodes,
 )
 from ocigpu.gpus.tegra.offers import is_integrated, offer_listed
 from ocigpu.gpus.tree import Tree as HostTree
@@ -273,6 +274,14 @@ def test_gpus_become_devices(
     assert devices(result) == expected
     assert (result.source, result.vendor, result.device_class) == ("csv", "nvidia.com", "gpu")
     spec_of(result)
+
+
+def test_a_discrete_gpu_has_the_permissions_that_the_driver_gives(tmp_path: Path) -> None:
+    params = "DeviceFileGID: 44\nDeviceFileMode: 432\n"
+    write_tree(tmp_path, {"/proc/driver/nvidia/params": params})
+    roots = find_roots(Settings(simulation_root=str(tmp_path)))
+    (found,) = read_gpu_nodes(roots, Gpu(1, 1, "GPU-1", ""))
+    assert found == DeviceNode("/dev/nvidia1", "", 195, 1, 0o660, 0, 44)
 
 
 def test_another_order_of_gpus_gives_one_device_and_a_note() -> None:

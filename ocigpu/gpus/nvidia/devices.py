@@ -6,9 +6,9 @@ nvidia-uvm 0 and nvidia-uvm-tools 1 of their own.
 
 from ocigpu.core.facts import DeviceNode, FeatureNodes, HostFile, Permissions
 from ocigpu.gpus.nodes import NodeReader
-from ocigpu.gpus.nvidia.procfs import find_gpu_major
+from ocigpu.gpus.nvidia.procfs import find_gpu_major, parse_devices, parse_permissions
 from ocigpu.gpus.pci import read_drm_numbers
-from ocigpu.gpus.tree import Tree, small_number
+from ocigpu.gpus.tree import Roots, Tree, read_text, small_number
 
 GPU_MAJOR = 195
 """Registered for the driver in the kernel's list of device numbers."""
@@ -97,3 +97,10 @@ class DriverNodes(NodeReader):
     def _infiniband(self) -> list[str]:
         names = self.tree.names("/dev/infiniband")
         return [f"/dev/infiniband/{name}" for name in names if name.startswith("uverbs") or name == "rdma_cm"]
+
+
+def driver_nodes(roots: Roots) -> DriverNodes:
+    """Return the nodes of a host's driver, which counts as loaded; raises HostError (OCIGPU-HOST-3)."""
+    majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
+    permissions = parse_permissions(read_text(f"{roots.proc}/driver/nvidia/params") or "")
+    return DriverNodes(Tree(roots.dev, roots.stand_in), majors, permissions)

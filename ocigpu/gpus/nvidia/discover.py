@@ -9,7 +9,7 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.devices import DriverNodes
+from ocigpu.gpus.nvidia.devices import DriverNodes, driver_nodes
 from ocigpu.gpus.nvidia.files import GDS_FILES, read_binaries, read_configs, read_daemon_files, read_firmware
 from ocigpu.gpus.nvidia.gpus import MigCapabilities, complete_mig, gpus_from_procfs, merge_gpus
 from ocigpu.gpus.nvidia.libraries import (
@@ -241,14 +241,12 @@ def read_feature_facts(settings: Settings) -> HostFacts:
     Raises HostError OCIGPU-HOST-3 when a file of procfs is there and cannot be read.
     """
     roots = find_roots(settings)
-    params = read_text(f"{roots.proc}/driver/nvidia/params") or ""
-    majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-    reader = DriverNodes(Tree(roots.dev, roots.stand_in), majors, parse_permissions(params))
+    reader = driver_nodes(roots)
     imex_major, imex_nodes = reader.imex_nodes()
     return HostFacts(
         driver_root=roots.driver or "/",
         simulated=roots.stand_in,
-        majors=majors,
+        majors=tuple(reader.majors.items()),
         imex_major=imex_major,
         imex_nodes=imex_nodes,
         features=reader.features(read_daemon_files(_trees_of_daemons(Tree(roots.driver), roots), GDS_FILES)),

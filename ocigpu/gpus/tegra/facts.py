@@ -6,14 +6,13 @@ with the types dev, dir, lib and sym.  A path may be a pattern: ``*``, ``?`` and
 
 import os
 
-from ocigpu.core.facts import DeviceNode, HostFile, Permissions
+from ocigpu.core.facts import DeviceNode, HostFile
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.elf import read_elf
 from ocigpu.gpus.fingerprint import digest
-from ocigpu.gpus.nvidia.devices import DriverNodes
+from ocigpu.gpus.nvidia.devices import driver_nodes
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
-from ocigpu.gpus.nvidia.procfs import parse_devices
 from ocigpu.gpus.tree import MAX_LINKS, Roots, Tree, find_roots, read_text
 
 TYPE_CHECKING = False
@@ -191,8 +190,7 @@ class _Reader:
         self.driver = Tree(roots.driver)
         host = self.driver if roots.host == roots.driver else Tree(roots.host)
         self.places = [(self.driver, ""), *((host, directory.rstrip("/")) for directory in search), (host, "")]
-        majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-        self.devices = DriverNodes(Tree(roots.dev, roots.stand_in), majors, Permissions())
+        self.devices = driver_nodes(roots)
         self.nodes: dict[str, DeviceNode] = {}
         self.files: dict[str, HostFile] = {}
         self.links: dict[str, str] = {}
@@ -292,8 +290,7 @@ def ask_nvml(roots: Roots) -> NvmlAnswer | None:
 
 def read_gpu_nodes(roots: Roots, gpu: "Gpu") -> tuple[DeviceNode, ...]:
     """Return the node of a discrete GPU and its DRM nodes."""
-    majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
-    reader = DriverNodes(Tree(roots.dev, roots.stand_in), majors, Permissions())
+    reader = driver_nodes(roots)
     node = reader.gpu_node(gpu.minor)
     return (*((node,) if node else ()), *(reader.drm_nodes(roots.sys, gpu.bus_id) if gpu.bus_id else ()))
 
