@@ -429,7 +429,7 @@ def fuzz_sys(data: bytes) -> None:
     names = ("vendor", "class", "device", "drm/card0/dev", "drm/renderD128/dev")
     for name, content in zip(names, lines, strict=False):
         Path(f"{function}/{name}").write_bytes(content)
-    assert pci.count_gpus(root) in (0, 1)
+    assert len(pci.read_gpus(root)) in (0, 1)
     assert all(major > 0 and minor >= 0 for _, major, minor in pci.read_drm_numbers(root, "00000000:3b:00.0"))
     for found in pci.read_functions(root, pci.NVIDIA_VENDOR):
         assert len(found.text) < 60

@@ -31,17 +31,16 @@ from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_vers
 from ocigpu.gpus.nvidia.nodes import Driver, NodeChange, find_changes, find_link_changes, plan_nodes, read_driver
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
 from ocigpu.gpus.nvidia.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
-from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
+from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions, read_gpus
 from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
 from ocigpu.gpus.vendors import find_vendors
+from ocigpu.gpus.vfio.facts import SWITCH_CLASS
 from ocigpu.sim.made import read_marker
 from ocigpu.system.settings_file import read_settings
 
 DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/opt/ocigpu/bin")
 NVML_SECONDS = 30.0
 """A GPU that nothing keeps awake takes a second or two, and hosts have sixteen of them."""
-_DISPLAY = 0x03
-_BRIDGE = 0x0680
 
 
 class Host(RootFiles):
@@ -155,12 +154,12 @@ class Host(RootFiles):
     @cached_property
     def pci_gpus(self) -> tuple[Function, ...]:
         """NVIDIA's display controllers on the PCI bus."""
-        return tuple(item for item in read_functions(self.roots.sys, NVIDIA_VENDOR) if item.base_class >> 8 == _DISPLAY)
+        return read_gpus(self.roots.sys)
 
     @cached_property
     def pci_switches(self) -> tuple[Function, ...]:
-        """NVIDIA's NVSwitches on the PCI bus: bridges of class 0x0680."""
-        return tuple(item for item in read_functions(self.roots.sys, NVIDIA_VENDOR) if item.base_class == _BRIDGE)
+        """NVIDIA's NVSwitches on the PCI bus."""
+        return tuple(item for item in read_functions(self.roots.sys, NVIDIA_VENDOR) if item.base_class == SWITCH_CLASS)
 
     @cached_property
     def driver_version(self) -> str:

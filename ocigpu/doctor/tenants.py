@@ -22,7 +22,8 @@ from ocigpu.doctor.tenant_facts import (
     Version,
 )
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
-from ocigpu.gpus.vfio.facts import GROUP_DRIVERS
+from ocigpu.gpus.pci import BRIDGE_CLASS
+from ocigpu.gpus.vfio.facts import leaves_group
 
 HOST_KERNEL, QEMU_VERSION, KATA_FIRST, KATA_FAST = (6, 15), (9, 2), (3, 23), (3, 25)
 TOGGLES = 30
@@ -33,7 +34,7 @@ SAFE_SECONDS = {1: 300, 2: 600}
 """Time limits for one GPU, and for several."""
 KUBELET_SECONDS, KATA_SECONDS = 120.0, 60.0
 """Limits where nothing is said: runtimeRequestTimeout, create_container_timeout."""
-BRIDGES = (0x0600, 0x0604)
+BRIDGES = (0x0600, BRIDGE_CLASS)
 SOUND = 0x0403
 """What Kata attaches to no machine although it is in the group: bridges, and the sound function of a graphics board."""
 NO_BUS_RESET = 0x2340
@@ -165,7 +166,7 @@ def check_binding(facts: TenantFacts) -> list[Finding]:
     found = []
     for each in facts.functions:
         given = each.is_gpu or each.is_switch
-        fine = "vfio" in each.driver if given else each.driver in (*GROUP_DRIVERS, "") or "vfio" in each.driver
+        fine = "vfio" in each.driver if given else leaves_group(each.driver)
         if fine or each.base_class in BRIDGES:
             continue
         what = "GPU" if each.is_gpu else "NVSwitch" if each.is_switch else f"in the group {each.group} of one"

@@ -7,17 +7,8 @@ from ocigpu.gpus.tree import list_names, read_text, small_number, sysfs_address
 
 NVIDIA_VENDOR = 0x10DE
 DISPLAY_CLASS = 0x03
-
-
-def count_gpus(sys: str) -> int:
-    """Return how many NVIDIA display controllers are on the PCI bus: vendor 0x10de, base class 0x03."""
-    count = 0
-    devices = f"{sys}/bus/pci/devices"
-    for name in list_names(devices):
-        vendor = _hexadecimal(read_text(f"{devices}/{name}/vendor", 64))
-        if vendor == NVIDIA_VENDOR:
-            count += _hexadecimal(read_text(f"{devices}/{name}/class", 64)) >> 16 == DISPLAY_CLASS
-    return count
+BRIDGE_CLASS = 0x0604
+"""A bridge between two PCI buses."""
 
 
 def _hexadecimal(text: str | None) -> int:
@@ -93,6 +84,11 @@ def read_functions(sys: str, vendor: int) -> tuple[Function, ...]:
     """Return every function of a vendor on the PCI bus, by address."""
     addresses = list_names(f"{sys}/bus/pci/devices")
     return tuple(filter(None, (read_function(sys, address, vendor) for address in addresses)))
+
+
+def read_gpus(sys: str) -> tuple[Function, ...]:
+    """Return NVIDIA's display controllers on the PCI bus, whatever their driver."""
+    return tuple(item for item in read_functions(sys, NVIDIA_VENDOR) if item.base_class >> 8 == DISPLAY_CLASS)
 
 
 def bound_addresses(sys: str, driver: str) -> list[str]:

@@ -28,7 +28,7 @@ from ocigpu.gpus.nvidia.procfs import (
     read_proc_files,
     read_proc_gpus,
 )
-from ocigpu.gpus.pci import count_gpus
+from ocigpu.gpus.pci import read_gpus
 from ocigpu.gpus.tree import Roots, Tree, find_roots, read_text
 
 TYPE_CHECKING = False
@@ -223,7 +223,7 @@ class _Discovery:
         if roots.stand_in and not os.path.isdir(roots.driver):
             hint = f"Make it: ocigpu sim create {roots.driver}; for real GPUs remove simulation.root from the settings."
             return HostError("OCIGPU-HOST-1", f"no simulated host: simulation.root {roots.driver} is not there", hint)
-        count = count_gpus(roots.sys)
+        count = len(read_gpus(roots.sys))
         where = f"no {roots.proc}/driver/nvidia, no {roots.sys}/module/nvidia/version"
         what = problem or f"no libnvidia-ml.so.1 or libcuda.so.1 below {self.root}"
         gpus = f"{count} NVIDIA GPU{'s' * (count != 1)} on the PCI bus" if count else "no NVIDIA GPU on the PCI bus"

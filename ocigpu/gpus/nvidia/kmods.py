@@ -5,7 +5,7 @@ import subprocess
 
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.nvidia.procfs import is_loaded
-from ocigpu.gpus.pci import count_gpus
+from ocigpu.gpus.pci import read_gpus
 from ocigpu.gpus.tree import Roots, read_text
 from ocigpu.system.programs import run_program
 
@@ -23,7 +23,7 @@ def missing_modules(roots: Roots) -> list[str]:
     if roots.stand_in:
         return []
     missing = [name for name in MODULES if not is_loaded(roots.sys, name)]
-    if missing and not count_gpus(roots.sys):
+    if missing and not read_gpus(roots.sys):
         raise HostError(
             "OCIGPU-HOST-1", f"{roots.sys}/bus/pci/devices: no NVIDIA GPU: there is nothing to load kernel modules for"
         )

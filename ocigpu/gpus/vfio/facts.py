@@ -30,12 +30,17 @@ GPU_CLASSES = (0x0300, 0x0302)
 SWITCH_CLASS = 0x0680
 """Other bridge: an NVSwitch, up to Hopper."""
 VFIO_DRIVERS = ("vfio-pci", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci")
-GROUP_DRIVERS = (*VFIO_DRIVERS, "pcieport", "pci-stub")
-"""Drivers that may have other functions of a group that is given away: they leave DMA to the group's user
-(driver_managed_dma in the kernel); so do all others with "vfio" in their name."""
 MAX_GROUP = 256
 
 _PRIVATE = Permissions(0o600)
+
+
+def leaves_group(driver: str) -> bool:
+    """Tell whether a driver, "" for none, may have other functions of a group that is given away.
+
+    It leaves DMA to the group's user (driver_managed_dma in the kernel), as all do with "vfio" in their name.
+    """
+    return driver in ("", "pcieport", "pci-stub") or "vfio" in driver
 
 
 class Candidate(NamedTuple):

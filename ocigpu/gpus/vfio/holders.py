@@ -119,11 +119,7 @@ def find_nodes(bdf: str, roots: Roots) -> tuple[HeldNode, ...]:
     numbers = {f"/dev/vfio/{group}": f"{roots.sys}/class/vfio/{group}/dev"} if group >= 0 else {}
     for name in list_names(f"{directory}/vfio-dev"):
         numbers[f"/dev/vfio/devices/{name}"] = f"{directory}/vfio-dev/{name}/dev"
-    return tuple(_read_node(path, number, roots) for path, number in numbers.items())
-
-
-def _read_node(path: str, number: str, roots: Roots) -> HeldNode:
-    return make_node(path, read_number(number), roots)
+    return tuple(make_node(path, read_number(number), roots) for path, number in numbers.items())
 
 
 def make_node(path: str, number: "tuple[int, int] | None", roots: Roots) -> HeldNode:

@@ -15,7 +15,7 @@ from ocigpu.core.errors import CdiError
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.offer import DeviceOffer, OfferedDevice, select_ids
 from ocigpu.gpus.tree import find_roots
-from ocigpu.gpus.vfio.facts import GROUP_DRIVERS, VFIO_DRIVERS, Candidate, Group, VfioFacts, read_vfio_facts
+from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, Candidate, Group, VfioFacts, leaves_group, read_vfio_facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _why_not(item: Candidate, groups: dict[int, Group]) -> str:
     if item.group < 0:
         return "is in no IOMMU group: the host's IOMMU is off"
     for function in groups[item.group].functions:
-        if function.driver and function.driver not in GROUP_DRIVERS and "vfio" not in function.driver:
+        if not leaves_group(function.driver):
             return f"is in IOMMU group {item.group}, of which {function.text} is bound to {function.driver}"
     return ""
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError
-from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, find_group, read_function
+from ocigpu.gpus.pci import BRIDGE_CLASS, NVIDIA_VENDOR, Function, find_group, read_function
 from ocigpu.gpus.tree import Roots, list_names
 from ocigpu.gpus.vfio.bus import COMMAND, HEADER_TYPE, PCI_EXPRESS, PciBus
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, SWITCH_CLASS, VFIO_DRIVERS
@@ -35,7 +35,6 @@ from ocigpu.system.store import open_lock
 
 BUS, FLR = "bus", "flr"
 """Names of the two ways, as the kernel's reset_method has them."""
-BRIDGE_CLASS = 0x0604
 SECONDARY_BUS = 0x19
 BRIDGE_CONTROL, BUS_RESET = 0x3E, 0x40
 DEVICE_CAPABILITIES, FLR_CAPABLE = 0x04, 1 << 28

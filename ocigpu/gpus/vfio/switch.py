@@ -13,13 +13,12 @@ from typing import NamedTuple
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.nvidia.devices import GPU_MAJOR
 from ocigpu.gpus.nvidia.procfs import find_gpu_major, parse_devices, read_proc_gpus
-from ocigpu.gpus.pci import find_group, read_drm_numbers, read_function
+from ocigpu.gpus.pci import BRIDGE_CLASS, find_group, read_drm_numbers, read_function
 from ocigpu.gpus.tree import Roots, list_names, normal_bus_id, read_text
 from ocigpu.gpus.vfio.bus import PciBus
-from ocigpu.gpus.vfio.facts import GPU_CLASSES, GROUP_DRIVERS, VFIO_DRIVERS
+from ocigpu.gpus.vfio.facts import GPU_CLASSES, VFIO_DRIVERS, leaves_group
 from ocigpu.gpus.vfio.holders import Holder, make_node, read_holders
 
-PCI_BRIDGE = 0x0604
 VARIANTS = {0x2340: "nvgrace-gpu-vfio-pci"}
 """VFIO drivers of their own, by device ids & 0xffc0: GH200, whose memory is the processor's, too."""
 
@@ -50,9 +49,9 @@ def plan_switch(bdf: str, roots: Roots, bus: PciBus) -> tuple[DriverOfFunction, 
     found = []
     for name in list_names(f"{roots.sys}/kernel/iommu_groups/{number}/devices"):
         function = read_function(roots.sys, name)
-        if function is None or function.base_class == PCI_BRIDGE:
+        if function is None or function.base_class == BRIDGE_CLASS:
             continue
-        free = not function.driver or function.driver in GROUP_DRIVERS or "vfio" in function.driver
+        free = leaves_group(function.driver)
         if name != bdf and function.base_class in GPU_CLASSES and not free:
             raise _error(bdf, f"its IOMMU group {number} has another GPU, {name}")
         if name.rpartition(".")[0] != bdf.rpartition(".")[0] and not free:
