@@ -74,6 +74,11 @@ def get_rules(config: "dict[str, Any]") -> "list[Any]":
     return get_list(get_object(get_object(config, "linux"), "resources"), "devices")
 
 
+def read_env(config: "dict[str, Any]") -> list[str]:
+    """Return the texts of process.env, NAME=VALUE each as a rule: of a name that occurs twice the last one counts."""
+    return [text for text in get_list(get_object(config, "process"), "env") if isinstance(text, str)]
+
+
 def rootfs_path(config: "dict[str, Any]", bundle: str) -> str:
     """Return the absolute path of the container's root: ``root.path``, relative to the bundle (runtime-spec, root).
 

@@ -38,7 +38,13 @@ KINDS = {
 }
 """What can be asked for."""
 
-PARTS = ("gds", "mofed", "gdrcopy", "nvswitch")
+PARTS = {
+    "gds": "NVIDIA_GDS",
+    "mofed": "NVIDIA_MOFED",
+    "gdrcopy": "NVIDIA_GDRCOPY",
+    "nvswitch": "NVIDIA_NVSWITCH",
+}
+"""Opt-in parts, and the variable that asks for each."""
 CAPABILITIES_ANNOTATION = "ocigpu/driver-capabilities"
 """Annotation of a specification: the driver capabilities that it has files of, where the settings permit not all."""
 IMEX_CLASS = "imex-channel"

@@ -15,7 +15,7 @@ from ocigpu.containers.find import open_root
 from ocigpu.containers.live import may_have_devices, open_live
 from ocigpu.containers.repair import Repaired, repair
 from ocigpu.containers.report import read_mode, read_unanswered
-from ocigpu.core.config_json import get_list, get_object
+from ocigpu.core.config_json import read_env
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.request import Request
@@ -106,7 +106,7 @@ def _ask(containers: Sequence[Container], settings: Settings) -> list[tuple[Lack
 
 def _read_image(config: dict[str, Any], container: Container, settings: Settings) -> _Image | None:
     """Return what a configuration gives reason to look for in its image, None for nothing."""
-    env = [text for text in get_list(get_object(config, "process"), "env") if isinstance(text, str)]
+    env = read_env(config)
     paths = [text.partition("=")[2] for text in env if text.startswith("LD_LIBRARY_PATH=")]
     directories = [path for path in (paths or [""])[-1].split(":") if os.path.isabs(path)]
     capabilities = None

@@ -3,6 +3,7 @@
 Light: every start of a container loads it.
 """
 
+from ocigpu.core.config_json import read_env
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.vendors import FIRST, VENDORS
 
@@ -128,9 +129,7 @@ def parse_request(
     Raises RequestError for what cannot be understood or is refused; see the parse_request of each vendor's folder.
     """
     requests = [load_vendor(FIRST).parse_request(config, settings, bundle)]
-    process = config.get("process") if isinstance(config, dict) else None
-    env = process.get("env") if isinstance(process, dict) else None
-    texts = [text for text in env if isinstance(text, str)] if isinstance(env, list) else []
+    texts = read_env(config)
     for name, (_, variable, _) in VENDORS.items():
         if variable and name != FIRST and any(text.startswith(f"{variable}=") for text in texts):
             before = next((one.selection for one in requests if one.selection != "nothing"), "")

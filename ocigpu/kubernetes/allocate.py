@@ -23,18 +23,12 @@ from ocigpu.kubernetes.devices import PluginDevice, Resource
 from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
-FEATURES = (
-    ("gdrcopy_enabled", "NVIDIA_GDRCOPY", "gdrcopy"),
-    ("gds_enabled", "NVIDIA_GDS", "gds"),
-    ("mofed_enabled", "NVIDIA_MOFED", "mofed"),
-)
-"""Option, variable and name of opt-in parts."""
 KUBEVIRT_PREFIX = "PCI_RESOURCE_"
 
 
 def wanted_parts(options: PluginOptions) -> dict[str, str]:
     """Return the variables of the opt-in parts that containers get, by the names of the parts."""
-    return {name: variable for option, variable, name in FEATURES if getattr(options, option)}
+    return {name: PARTS[name] for name in ("gdrcopy", "gds", "mofed") if getattr(options, f"{name}_enabled")}
 
 
 def allocate(

@@ -4,7 +4,7 @@ As AMD's container toolkit has it (ROCm/container-toolkit, internal/gpu-tracker:
 ranges of indices and unique ids, or "all".  "none", "void" and nothing ask for nothing.
 """
 
-from ocigpu.core.config_json import get_object
+from ocigpu.core.config_json import read_env
 from ocigpu.core.errors import RequestError, printable, quoted
 from ocigpu.core.gate import Asker, permits
 from ocigpu.core.settings import Settings
@@ -60,9 +60,8 @@ def request_devices(_config: "dict[str, Any]", devices: "Sequence[str]", _settin
 
 def _read_variable(config: "dict[str, Any]") -> str:
     """Return the variable's value; of one that occurs twice the last counts."""
-    env = get_object(config, "process").get("env")
-    texts = [text for text in env if isinstance(text, str)] if isinstance(env, list) else []
-    return next((text[len(VARIABLE) + 1 :] for text in reversed(texts) if text.startswith(f"{VARIABLE}=")), "")
+    texts = reversed(read_env(config))
+    return next((text[len(VARIABLE) + 1 :] for text in texts if text.startswith(f"{VARIABLE}=")), "")
 
 
 def _parse_list(value: str) -> tuple[str, ...]:

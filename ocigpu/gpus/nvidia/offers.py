@@ -7,7 +7,7 @@ mode uses: the plan's base is what every container gets, and each of its parts a
 from ocigpu.core.actions import AllowDevice, Node, node_actions
 from ocigpu.core.errors import CdiError, HostError, quoted
 from ocigpu.core.facts import ImageFacts, Library
-from ocigpu.core.gate import permitted_capabilities
+from ocigpu.core.gate import PARTS, permitted_capabilities
 from ocigpu.gpus.elf import read_elf
 from ocigpu.gpus.nvidia.discover import SearchPaths, read_feature_facts, read_host_facts
 from ocigpu.gpus.nvidia.plan import (
@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from ocigpu.core.settings import Settings
     from ocigpu.gpus.offer import GenerateOptions
 
-FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 KINDS = {
     "management": ("nvidia.com", "gpu"),
     "imex": ("nvidia.com", "imex-channel"),
-    **{name: ("nvidia.com", name) for name in FEATURES},
+    **{name: ("nvidia.com", name) for name in PARTS},
 }
 """Vendor and class by mode: class as the vendor's library has it, nvidia.com/gpu for the others.
 
@@ -58,7 +57,7 @@ def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     Raises HostError without a driver (but modes that need none), RequestError OCIGPU-DEV-1 for an id that is not there,
     CdiError OCIGPU-CDI-7.
     """
-    if options.mode in FEATURES:
+    if options.mode in PARTS:
         return offer_feature(read_feature_facts(settings), options)
     if options.mode == "imex":
         return offer_imex(read_feature_facts(settings), options)

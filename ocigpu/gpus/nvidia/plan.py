@@ -29,6 +29,7 @@ from ocigpu.core.facts import (
     capability_path,
     mig_capability_paths,
 )
+from ocigpu.core.gate import PARTS
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.require import check_requirements
 from ocigpu.gpus.nvidia.selection import select_devices
@@ -245,9 +246,9 @@ def _collect_nodes(
     for name in request.features:
         feature = by_name.get(name)
         if feature is None or not feature.nodes:
-            notes.append(f"NVIDIA_{name.upper()}=enabled, but the host has no device for it")
+            notes.append(f"{PARTS[name]}=enabled, but the host has no device for it")
         else:
-            nodes.extend((node, f"NVIDIA_{name.upper()}=enabled", (name,)) for node in feature.nodes)
+            nodes.extend((node, f"{PARTS[name]}=enabled", (name,)) for node in feature.nodes)
     return nodes
 
 
@@ -381,7 +382,7 @@ def _add_files(plan: _Draft, facts: HostFacts, request: Request) -> None:
         )
     for feature in facts.features:
         if feature.name in request.features and feature.nodes:
-            plan.add(feature_files(feature, f"NVIDIA_{feature.name.upper()}=enabled"), (feature.name,))
+            plan.add(feature_files(feature, f"{PARTS[feature.name]}=enabled"), (feature.name,))
 
 
 def feature_files(feature: FeatureNodes, reason: str = "") -> "list[Action]":

@@ -6,10 +6,11 @@ wrong JSON type count as absent; a device list, number or expression that cannot
 
 import os
 
-from ocigpu.core.config_json import get_object
+from ocigpu.core.config_json import get_object, read_env
 from ocigpu.core.errors import RequestError, printable, quoted
 from ocigpu.core.gate import (
     CONDITIONS,
+    PARTS,
     Asker,
     find_bound,
     is_filtered,
@@ -27,16 +28,12 @@ from ocigpu.gpus.request import Request, is_privileged
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, TypeAlias
+    from typing import Any
+
+    from ocigpu.core.tokens import Variables
 
 DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"
-FEATURE_VARIABLES = (
-    ("gds", "NVIDIA_GDS"),
-    ("mofed", "NVIDIA_MOFED"),
-    ("gdrcopy", "NVIDIA_GDRCOPY"),
-    ("nvswitch", "NVIDIA_NVSWITCH"),
-)
 OWN_KIND = "runtime.nvidia.com/gpu="
 """Before a device: it comes from the runtime itself, not from a specification (nvidia-container-runtime)."""
 DEFAULT_CAPABILITIES = ("compute", "utility")
@@ -49,10 +46,6 @@ MAX_IMEX_CHANNEL = 1048575  # device numbers have 20 bits for the minor (include
 MAX_SHOWN_ANNOTATIONS = 3
 _SHOWN_VALUE = 120
 _HEX = frozenset("0123456789abcdefABCDEF")
-
-
-if TYPE_CHECKING:
-    Variables: TypeAlias = dict[str, str]
 
 
 def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = "") -> Request:
@@ -68,9 +61,8 @@ def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = ""
     "runtime.nvidia.com/gpu" are plain ones in every mode.  Annotations are read in all of these modes
     and come first, then mounts, then variables (the order of nvidia-container-runtime).
     """
-    process = get_object(config, "process")
     swarm = tuple(filter(None, map(str.strip, settings.swarm_resource.split(","))))
-    variables = _read_variables(process.get("env"), swarm)
+    variables = _read_variables(config, swarm)
     asker = Asker(settings, is_privileged(config))
     notes: list[str] = []
 
@@ -130,7 +122,7 @@ def request_devices(config: "dict[str, Any]", devices: "Sequence[str]", settings
     The devices are the choice of somebody else than the container: nothing of it says which.  Raises RequestError as
     :func:`parse_request`.
     """
-    variables = _read_variables(get_object(config, "process").get("env"), ())
+    variables = _read_variables(config, ())
     source = f"{DEVICES_VARIABLE}={printable(','.join(devices) or 'none', _SHOWN_VALUE)}"
     request = Request("list" if devices else "none", tuple(dict.fromkeys(devices)), source)
     return _with_all_else(request, variables, (), Asker(settings, is_privileged(config)))
@@ -174,12 +166,12 @@ def pci_address(text: str) -> str:
     return ":".join([parts[0].rjust(8, "0"), parts[1], parts[2]]).lower()
 
 
-def _read_variables(env: "Any", swarm: tuple[str, ...]) -> "Variables":
+def _read_variables(config: "dict[str, Any]", swarm: tuple[str, ...]) -> "Variables":
     """Return the variables that concern us; of a name that occurs twice the last one counts."""
     prefixes = ("NVIDIA_", "CUDA_VERSION=", *(f"{name}=" for name in swarm))
     variables: Variables = {}
-    for entry in env if isinstance(env, list) else ():
-        if isinstance(entry, str) and entry.startswith(prefixes):
+    for entry in read_env(config):
+        if entry.startswith(prefixes):
             name, equals, value = entry.partition("=")
             if equals:
                 variables[name] = value
@@ -264,7 +256,7 @@ def _parse_features(variables: "Variables", asker: Asker, notes: list[str]) -> t
     """Return the opt-in parts that variables ask for, and append to ``notes`` what was ignored."""
     return tuple(
         name
-        for name, variable in FEATURE_VARIABLES
+        for name, variable in PARTS.items()
         if variables.get(variable) == "enabled" and permits("part", "variable", asker, variable, notes)
     )
 
