@@ -411,7 +411,7 @@ def fuzz_proc(data: bytes) -> None:
     if gpu is not None:
         assert tree.normal_bus_id(gpu.bus_id) == gpu.bus_id
         rawjson.dump(facts_to_json(HOST._replace(gpus=gpus.gpus_from_procfs((gpu,)))))
-    amd.parse_properties(text)
+    amd.find_node(amd.parse_numbers(text))
     entries, _ = tegra.parse_csv(text)
     for entry in entries[:50]:
         tegra.matches_path(entry.path[:100], text[:100])

@@ -1,5 +1,7 @@
 """What vendors other than NVIDIA offer to resource claims."""
 
+import re
+
 from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
@@ -26,3 +28,9 @@ class GpuPart(NamedTuple):
     def id(self) -> str:
         """What its vendor's folder knows it by: the address, and the number of the partition after a slash."""
         return self.address if self.partition < 0 else f"{self.address}/{self.partition}"
+
+
+def as_version(text: str) -> str:
+    """Return a version as semantic versioning writes it: "550.163.01" is 550.163.1, "9.0" is 9.0.0; "" for none."""
+    parts = re.findall(r"[0-9]+", text)[:3]
+    return ".".join(str(int(part)) for part in [*parts, "0", "0"][:3]) if parts else ""

@@ -15,7 +15,7 @@ from ocigpu.cdi.edits import Draft
 from ocigpu.cdi.generate import generate
 from ocigpu.core.errors import CdiError
 from ocigpu.core.facts import DeviceNode
-from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, parse_properties, read_amd_facts, read_amd_fingerprint
+from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, find_node, parse_numbers, read_amd_facts, read_amd_fingerprint
 from ocigpu.gpus.amd.offers import offer_gpus
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
@@ -245,7 +245,7 @@ def test_gpus_with_equal_unique_ids_get_no_name_by_them() -> None:
     ids=["empty", "cpu", "no render node", "no number", "binary"],
 )
 def test_topology_files_without_a_gpu_are_passed_over(text: str) -> None:
-    assert parse_properties(text) is None
+    assert find_node(parse_numbers(text)) is None
 
 
 def test_the_fingerprint_changes_with_partitions_and_nodes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dra_lab import DRIVER, NODE
 from kubernetes_lab import host
 
 from ocigpu.gpus.nvidia.mig_layout import GpuInstance, GpuLayout, Profile
+from ocigpu.gpus.parts import as_version
 from ocigpu.gpus.pci import Function
 from ocigpu.gpus.vfio.facts import Candidate, VfioFacts
 from ocigpu.kubernetes.dra.devices import (
@@ -14,7 +15,6 @@ from ocigpu.kubernetes.dra.devices import (
     DraDevice,
     DraNode,
     Taint,
-    as_version,
     make_devices,
 )
 from ocigpu.kubernetes.dra.slices import (

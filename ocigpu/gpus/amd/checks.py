@@ -1,7 +1,7 @@
 """What keeps containers from AMD's GPUs."""
 
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.amd.facts import read_amd_facts
+from ocigpu.gpus.amd.facts import TOPOLOGY, read_amd_facts
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import Trouble
 
@@ -31,7 +31,7 @@ def check(settings: Settings) -> tuple[Trouble, ...]:
             found.append(Trouble("error", text, f"{roots.dev}/dev/dri", "not there", "a node", MAKE_NODES))
         if not gpu.compute:
             text = f"GPU {index} ({gpu.address}) is not in KFD's topology: ROCm cannot use it"
-            place = f"{roots.sys}/class/kfd/kfd/topology/nodes"
+            place = f"{roots.sys}/{TOPOLOGY}"
             fix = "dmesg | grep -i kfd  # says why, or that ROCm does not know this model"
             found.append(Trouble("warning", text, place, "no node of it", "one", fix))
     for function in facts.unbound:

@@ -23,6 +23,8 @@ AMD_VENDOR = 0x1002
 DRIVER = "amdgpu"
 GPU_CLASSES = (0x0300, 0x0302, 0x0380, 0x1200)
 """VGA, 3D and other display controllers; processing accelerators (Instinct)."""
+TOPOLOGY = "class/kfd/kfd/topology/nodes"
+"""Below sysfs."""
 MAX_TOPOLOGY = 1024
 MAX_PLATFORM = 1024
 
@@ -144,17 +146,20 @@ def nodes_of(gpu: Gpu) -> tuple[DeviceNode, ...]:
 def read_topology(sys: str) -> dict[int, KfdNode]:
     """Return the GPUs and partitions of KFD's topology by the minor of their render node; CPUs are not in it."""
     found: dict[int, KfdNode] = {}
-    directory = f"{sys}/class/kfd/kfd/topology/nodes"
-    for name in list_names(directory)[:MAX_TOPOLOGY]:
-        node = parse_properties(read_text(f"{directory}/{name}/properties") or "")
-        if node is not None:
+    for values in read_properties(sys).values():
+        if node := find_node(values):
             found.setdefault(node.render_minor, node)
     return found
 
 
-def parse_properties(text: str) -> KfdNode | None:
-    """Return the node of a topology file; None for a CPU or without a render node."""
-    values = parse_numbers(text)
+def read_properties(sys: str) -> dict[str, dict[str, int]]:
+    """Return what KFD's topology says of its nodes, CPUs too, by the names of their directories."""
+    names = list_names(f"{sys}/{TOPOLOGY}")[:MAX_TOPOLOGY]
+    return {name: parse_numbers(read_text(f"{sys}/{TOPOLOGY}/{name}/properties") or "") for name in names}
+
+
+def find_node(values: dict[str, int]) -> KfdNode | None:
+    """Return the node of a topology file's numbers; None for a CPU or without a render node."""
     minor = values.get("drm_render_minor", 0)
     if not values.get("simd_count") or not minor:
         return None

@@ -13,8 +13,8 @@ from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.amd.facts import DRIVER, MAX_TOPOLOGY, AmdGpu, describe_host, parse_numbers, read_driven
-from ocigpu.gpus.parts import GpuPart
+from ocigpu.gpus.amd.facts import DRIVER, TOPOLOGY, AmdGpu, describe_host, parse_numbers, read_driven, read_properties
+from ocigpu.gpus.parts import GpuPart, as_version
 from ocigpu.gpus.tree import find_roots, list_names, read_text
 
 TYPE_CHECKING = False
@@ -74,9 +74,8 @@ def _attributes(gpu: AmdGpu, as_fact: Gpu, directory: str, version: str) -> "dic
         "productName": re.sub("[()]", "", _text(f"{directory}/product_name").replace(" ", "_")),
         "partitionProfile": "_".join(profile) if all(profile) else "",
     }
-    parts = re.findall(r"[0-9]+", version)[:3]
     numbered = {"partition": {"int": gpu.partition}} if not whole else {}
-    driver = {"driverVersion": {"version": ".".join(map(str, map(int, [*parts, 0, 0][:3])))}} if parts else {}
+    driver = {"driverVersion": {"version": number}} if (number := as_version(version)) else {}
     return {
         **{name: {"string": text[:MAX_TEXT]} for name, text in texts.items() if text},
         **indices,
@@ -88,11 +87,9 @@ def _attributes(gpu: AmdGpu, as_fact: Gpu, directory: str, version: str) -> "dic
 def _read_sizes(sys: str) -> dict[int, _Size]:
     """Return the sizes of KFD's nodes by the minors of their render nodes."""
     found = {}
-    directory = f"{sys}/class/kfd/kfd/topology/nodes"
-    for name in list_names(directory)[:MAX_TOPOLOGY]:
-        values = parse_numbers(read_text(f"{directory}/{name}/properties") or "")
+    for name, values in read_properties(sys).items():
         if minor := values.get("drm_render_minor", 0):
-            banks = f"{directory}/{name}/mem_banks"
+            banks = f"{sys}/{TOPOLOGY}/{name}/mem_banks"
             texts = [read_text(f"{banks}/{bank}/properties") or "" for bank in list_names(banks)[:MAX_BANKS]]
             memory = sum(parse_numbers(text).get("size_in_bytes", 0) for text in texts)
             found[minor] = _Size(values.get("simd_count", 0), values.get("simd_per_cu", 0), memory)

@@ -10,7 +10,7 @@ and for GPUs before the MI200, both bandwidths are 0.
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.amd.facts import MAX_TOPOLOGY, parse_numbers, parse_properties
+from ocigpu.gpus.amd.facts import MAX_TOPOLOGY, TOPOLOGY, find_node, parse_numbers, read_properties
 from ocigpu.gpus.tree import find_roots, list_names, read_text, sysfs_address
 from ocigpu.gpus.usage import Usage
 from ocigpu.gpus.vendors import GpuLink
@@ -53,17 +53,15 @@ ONE_HOP = 15
 
 def read_links(settings: Settings, facts: HostFacts) -> tuple[GpuLink, ...]:
     """Return the direct XGMI links between two GPUs each; needs no privilege."""
-    nodes = f"{find_roots(settings).sys}/class/kfd/kfd/topology/nodes"
+    sys = find_roots(settings).sys
     minors = {gpu.minor: gpu.uuid for gpu in facts.gpus if gpu.minor >= 0}
-    names = {}
-    for name in list_names(nodes)[:MAX_TOPOLOGY]:
-        node = parse_properties(read_text(f"{nodes}/{name}/properties") or "")
-        if node is not None and node.render_minor in minors:
-            names[name] = minors[node.render_minor]
+    nodes = {name: find_node(values) for name, values in read_properties(sys).items()}
+    names = {name: minors[node.render_minor] for name, node in nodes.items() if node and node.render_minor in minors}
     found = {}
     for name, uuid in names.items():
-        for number in list_names(f"{nodes}/{name}/io_links")[:MAX_TOPOLOGY]:
-            link = parse_numbers(read_text(f"{nodes}/{name}/io_links/{number}/properties") or "")
+        links = f"{sys}/{TOPOLOGY}/{name}/io_links"
+        for number in list_names(links)[:MAX_TOPOLOGY]:
+            link = parse_numbers(read_text(f"{links}/{number}/properties") or "")
             other = names.get(str(link.get("node_to")), uuid)
             if link.get("type") == XGMI and link.get("weight") == ONE_HOP and other != uuid:
                 least = link.get("min_bandwidth", 0)

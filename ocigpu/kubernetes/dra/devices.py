@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
-from ocigpu.gpus.parts import GpuPart
+from ocigpu.gpus.parts import GpuPart, as_version
 from ocigpu.gpus.pci import Function
 from ocigpu.gpus.tree import normal_bus_id, sysfs_address
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, VfioFacts
@@ -326,12 +326,6 @@ def _other_device(part: GpuPart, node: DraNode) -> DraDevice:
 
 
 # words
-
-
-def as_version(text: str) -> str:
-    """Return a version as semantic versioning writes it: "550.163.01" is 550.163.1, "9.0" is 9.0.0; "" for none."""
-    parts = re.findall(r"[0-9]+", text)[:3]
-    return ".".join(str(int(part)) for part in [*parts, "0", "0"][:3]) if parts else ""
 
 
 def _dns(profile: str) -> str:
