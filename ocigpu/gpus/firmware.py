@@ -64,7 +64,7 @@ class FirmwareFacts:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as an object for JSON."""
-        return asdict(self) | {"versions": dict(self.versions), "health": dict(self.health)}
+        return asdict(self)
 
 
 class Deviation(NamedTuple):
@@ -173,6 +173,18 @@ def merge(old: FirmwareBaseline, new: FirmwareBaseline) -> FirmwareBaseline:
     return FirmwareBaseline(models, old.limits, health={key: names for key, names in health.items() if names})
 
 
+def read_with_doubts(path: str, limit: int) -> tuple[bytes, int, str]:
+    """Return a file's content, its mode, and why others than root or we could have written it, "" for nobody.
+
+    A link, as are the files of a Kubernetes secret, must be one that nobody else could replace.  Raises OSError.
+    """
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+        data = read_bounded(file, limit)
+    why = why_untrusted(status.st_uid, status.st_mode) or (why_replaceable(path) if os.path.islink(path) else "")
+    return data, status.st_mode, why
+
+
 def read_baseline(path: str, *, proposal: bool = False) -> FirmwareBaseline:
     """Return the baseline in a file; ``proposal``: one that nobody has signed off will do.
 
@@ -180,12 +192,8 @@ def read_baseline(path: str, *, proposal: bool = False) -> FirmwareBaseline:
     that is a proposal, or that was changed since it was signed off.
     """
     try:
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-            why = why_untrusted(status.st_uid, status.st_mode)
-            document = json.loads(read_bounded(file, MAX_FILE))
-        if os.path.islink(path):  # as are the files of a Kubernetes secret
-            why = why or why_replaceable(path)
+        data, _, why = read_with_doubts(path, MAX_FILE)
+        document = json.loads(data)
     except (OSError, ValueError, RecursionError) as error:
         raise _error(f"read {path}: {getattr(error, 'strerror', None) or 'not JSON'}") from error
     if why:

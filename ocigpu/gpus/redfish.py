@@ -16,7 +16,6 @@ import base64
 import hashlib
 import http.client
 import json
-import os
 import re
 import secrets
 import socket
@@ -29,11 +28,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from ocigpu.core.errors import HostError, quoted
-from ocigpu.gpus.firmware import BOARD, FirmwareFacts, check_text
+from ocigpu.core.errors import HostError, quoted, reason_of
+from ocigpu.gpus.firmware import BOARD, FirmwareFacts, check_text, read_with_doubts
 from ocigpu.gpus.spdm import MEASUREMENT, parse_measurements, verify_measurements
 from ocigpu.gpus.spdm import ROOT as ROOT_KEY
-from ocigpu.system.files import open_regular, read_bounded, why_replaceable, why_untrusted
 
 ROOT = "/redfish/v1"
 BASEBOARD = "HGX_Baseboard_0"
@@ -89,15 +87,12 @@ def read_credentials(path: str) -> Credentials:
     that they could replace.  Files of a Kubernetes secret are links.
     """
     try:
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-            text = read_bounded(file, 4096).decode()
-        replaceable = why_replaceable(path) if os.path.islink(path) else ""
+        data, mode, why = read_with_doubts(path, 4096)
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise RedfishError("OCIGPU-FW-3", f"read {path}: {getattr(error, 'strerror', None) or 'not a text'}") from error
-    why = why_untrusted(status.st_uid, status.st_mode) or replaceable
-    if why or status.st_mode & 0o077:
-        why = why or f"mode {status.st_mode & 0o777:04o}: others may read it"
+    if why or mode & 0o077:
+        why = why or f"mode {mode & 0o777:04o}: others may read it"
         raise RedfishError("OCIGPU-FW-3", f"{path}: {why}", f"chmod 600 {path}")
     user, colon, password = text.strip("\n").partition(":")
     if not (user and colon and password) or "\n" in text.strip("\n"):
@@ -263,11 +258,8 @@ class Redfish:
         if self._over or isinstance(error, TimeoutError):
             seconds = self._deadline if self._over else self._timeout
             return RedfishError("OCIGPU-FW-1", f"board controller {where}: no answer within {seconds:g} s")
-        if isinstance(error, ssl.SSLCertVerificationError):
-            why = getattr(error, "verify_message", "") or error.strerror or str(error)
-            return RedfishError("OCIGPU-FW-1", f"board controller {where}: certificate: {why}")
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return RedfishError("OCIGPU-FW-1", f"board controller {where}: {why}")
+        what = "certificate: " if isinstance(error, ssl.SSLCertVerificationError) else ""
+        return RedfishError("OCIGPU-FW-1", f"board controller {where}: {what}{reason_of(error)}")
 
 
 def _unlikely(where: str, why: str) -> RedfishError:

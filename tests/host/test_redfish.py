@@ -153,6 +153,22 @@ def test_nobody_at_the_address_is_an_error() -> None:
     assert raised.value.code == "OCIGPU-FW-1"
 
 
+def test_a_machine_without_tls_is_told_without_numbers_of_a_library() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(RedfishError, match=r"/: [a-z ]+$") as raised:
+            read_firmware(f"https://127.0.0.1:{server.getsockname()[1]}", GOOD)
+        thread.join()
+    assert raised.value.code == "OCIGPU-FW-1"
+
+
 def test_a_machine_that_says_nothing_at_all_ends_in_time() -> None:
     silent = pytest.raises(RedfishError, match=r"no answer within 0\.3 s")
     with socket.create_server(("127.0.0.1", 0)) as server, silent:
