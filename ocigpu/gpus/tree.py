@@ -12,6 +12,7 @@ from binascii import crc32
 from ocigpu.core.errors import HostError
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
+from ocigpu.system.files import open_regular, read_part
 from ocigpu.system.signals import touched
 
 MAX_LINKS = 40
@@ -274,17 +275,12 @@ def _read_all(fd: int, limit: int) -> bytes:
 
 
 def read_bytes(path: str, limit: int) -> bytes | None:
-    """Return at most ``limit`` bytes of a file, None when there is none or it cannot be read."""
+    """Return at most ``limit`` bytes of a regular file, None when there is none or it cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with open_regular(path) as file:
+            return read_part(file, limit)
     except OSError:
         return None
-    try:
-        return _read_all(fd, limit)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 def normal_bus_id(text: str) -> str:
