@@ -4,27 +4,18 @@ import argparse
 
 from ocigpu.core.errors import RequestError, printable
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, MigDevice, mig_capability_paths
+from ocigpu.gpus.nvidia.files import BINARIES
+from ocigpu.gpus.nvidia.libraries import OWN_VERSION, TABLE, split_name
 
 CAPABILITIES_DIRECTORY = "/proc/driver/nvidia/capabilities"
 INFO_LABELS = ("Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture")
 
-LIBRARY_ORDER = (
-    "libnvidia-ml.so", "libnvidia-cfg.so", "libnvidia-nscq.so",
-    "libcuda.so", "libcudadebugger.so", "libnvidia-opencl.so", "libnvidia-gpucomp.so", "libnvidia-ptxjitcompiler.so",
-    "libnvidia-fatbinaryloader.so", "libnvidia-allocator.so", "libnvidia-compiler.so", "libnvidia-pkcs11.so",
-    "libnvidia-pkcs11-openssl3.so", "libnvidia-nvvm.so", "libnvidia-tileiras.so",
-    "libnvidia-ngx.so",
-    "libvdpau_nvidia.so", "libnvidia-encode.so", "libnvidia-opticalflow.so", "libnvcuvid.so",
-    "libnvidia-eglcore.so", "libnvidia-glcore.so", "libnvidia-tls.so", "libnvidia-glsi.so", "libnvidia-fbc.so",
-    "libnvidia-ifr.so", "libnvidia-rtcore.so", "libnvoptix.so",
-    "libGLX_nvidia.so", "libEGL_nvidia.so", "libGLESv2_nvidia.so", "libGLESv1_CM_nvidia.so",
-    "libnvidia-glvkspirv.so", "libnvidia-cbl.so",
-)  # fmt: skip
-"""The order in which nvidia-container-cli lists libraries (1.17); ours that it does not know come after."""
-BINARY_ORDER = (
-    "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager",
-    "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
-)  # fmt: skip
+_OURS = {
+    *OWN_VERSION, "libnvidia-sandboxutils", "libnvidia-vulkan-producer",
+    "nvidia-imex", "nvidia-imex-ctl", "nvidia-xconfig",
+}  # fmt: skip
+ORDER = [name for name in (*TABLE, *dict(BINARIES)) if name not in _OURS]
+"""The order in which nvidia-container-cli lists files (1.17), that of our tables; what it does not know comes after."""
 
 
 def render_info(facts: HostFacts) -> list[str]:
@@ -77,10 +68,10 @@ def render_list(facts: HostFacts, options: argparse.Namespace, channels: list[in
             paths += _mig_capability_paths(facts, name, value, gpus, specific_mig)
     root = "" if facts.driver_root == "/" else facts.driver_root.rstrip("/")
     if whole or options.binaries:
-        binaries = sorted(facts.binaries, key=lambda file: _rank(file.container_path, BINARY_ORDER))
+        binaries = sorted(facts.binaries, key=lambda file: _rank(file.container_path))
         paths += [_below(root, file.host_path) for file in binaries]
     if whole or options.libraries:
-        libraries = sorted(facts.libraries, key=lambda library: _rank(library.name, LIBRARY_ORDER))
+        libraries = sorted(facts.libraries, key=lambda library: _rank(library.name))
         for bits in (64, 32) if whole or options.compat32 else (64,):
             paths += [_below(root, library.host_path) for library in libraries if library.bits == bits]
     if whole or options.ipcs:
@@ -97,11 +88,9 @@ def render_list(facts: HostFacts, options: argparse.Namespace, channels: list[in
     return [printable(path) for path in paths]
 
 
-def _rank(path: str, order: tuple[str, ...]) -> int:
-    """Return the place of a file in the vendor's order; of two names that match, the longer one is meant."""
-    name = path.rpartition("/")[2]
-    matches = [known for known in order if name.startswith(known)]
-    return order.index(max(matches, key=len)) if matches else len(order)
+def _rank(path: str) -> int:
+    name = split_name(path.rpartition("/")[2])[0]
+    return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 def _below(root: str, path: str) -> str:

@@ -27,6 +27,7 @@ BINARIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("nvidia-cuda-mps-server", ("compute",)),
     ("nvidia-xconfig", GRAPHICS),
 )
+"""In the order in which nvidia-container-cli lists those that it knows."""
 BINARY_DIRECTORIES = (
     "/usr/bin",
     "/usr/sbin",

@@ -51,7 +51,7 @@ _GROUPS = (
     (_GRAPHICS, "libnvidia-egl-xcb libnvidia-egl-xlib libnvidia-vulkan-producer"),
     (_GRAPHICS, "libGLX_nvidia libEGL_nvidia libGLESv2_nvidia libGLESv1_CM_nvidia libnvidia-glvkspirv libnvidia-cbl"),
 )
-"""Capabilities, and the libraries that any of them brings."""
+"""Capabilities, and the libraries that any of them brings, in the order in which nvidia-container-cli lists them."""
 
 TABLE: dict[str, tuple[int, tuple[str, ...]]] = {
     name: (order, tuple(capabilities.split()))
