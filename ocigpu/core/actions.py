@@ -243,9 +243,10 @@ def join_plans(plans: "Sequence[Plan]") -> Plan:
     )
 
 
-def node_actions(node: DeviceNode, reason: str = "") -> "list[Node | AllowDevice]":
-    """Return what gives a container a device node: the node, and the right to read and write."""
-    return [Node(node, reason), AllowDevice(node.major, node.minor, "rw", reason)]
+def node_actions(*nodes: DeviceNode, reason: str = "") -> "tuple[Node | AllowDevice, ...]":
+    """Return what gives a container device nodes: of each the node, and the right to read and write."""
+    pairs = ((Node(node, reason), AllowDevice(node.major, node.minor, "rw", reason)) for node in nodes)
+    return tuple(action for pair in pairs for action in pair)
 
 
 def join_groups(nodes: "Sequence[DeviceNode]") -> tuple[JoinGroup, ...]:

@@ -44,8 +44,7 @@ def offer_gpus(facts: AmdFacts, options: "GenerateOptions") -> DeviceOffer:
         elif not names[index]:
             skipped.append(f"GPU {index} ({gpu.address}) has no unique id to be named by")
         else:
-            actions = tuple(action for node in gpu.nodes for action in node_actions(node))
-            devices += [OfferedDevice(name, actions) for name in names[index]]
+            devices += [OfferedDevice(name, node_actions(*gpu.nodes)) for name in names[index]]
             if not gpu.compute:
                 notes.append(f"GPU {index} ({gpu.address}) is not in KFD's topology: ROCm cannot use it")
     if not devices:
@@ -58,7 +57,7 @@ def offer_gpus(facts: AmdFacts, options: "GenerateOptions") -> DeviceOffer:
         vendor=options.vendor or "amd.com",
         device_class=options.device_class or "gpu",
         devices=tuple(devices),
-        base=tuple(node_actions(facts.kfd)) if facts.kfd else (),
+        base=node_actions(facts.kfd) if facts.kfd else (),
         notes=tuple(notes),
         skipped=tuple(skipped),
     )

@@ -28,15 +28,14 @@ def make_plan(
         return Plan((), notes=request.notes, mode=mode, image=image)
     gpus = select_devices(request, facts).gpus
     notes = [*request.notes, *facts.notes]
-    base = [(node, "control node, needed by every container with a GPU") for node in facts.control_nodes]
-    if gpus and not base:
+    if gpus and not facts.control_nodes:
         notes.append("the host has no /dev/kfd: ROCm will not work in containers")
-    actions: list[Action] = [action for node, reason in base for action in node_actions(node, reason)]
-    nodes = [node for node, _ in base]
+    nodes = [*facts.control_nodes]
+    actions: list[Action] = [*node_actions(*nodes, reason="control node, needed by every container with a GPU")]
     parts: dict[str, tuple[Action, ...]] = {}
     for gpu in gpus:
         reason = f"GPU {gpu.index} ({gpu.uuid}), granted by {request.source}"
-        parts[gpu.uuid] = tuple(action for node in nodes_of(gpu) for action in node_actions(node, reason))
+        parts[gpu.uuid] = node_actions(*nodes_of(gpu), reason=reason)
         actions += parts[gpu.uuid]
         nodes += nodes_of(gpu)
     if not settings.features_no_additional_gids_for_device_nodes:

@@ -250,8 +250,8 @@ def offer_management(facts: "HostFacts", options: "GenerateOptions", settings: "
     # the container manages nodes and MIG devices: both need the host's view
     asked = "disable-device-node-modification" in options.enabled_hooks
     nodes = [action for action in plan.actions if isinstance(action, (Node, AllowDevice))]
-    for node in facts.control_nodes:
-        nodes += node_actions(node) if "display" in CONTROL_CAPABILITIES.get(node.container_path, ()) else []
+    displays = (one for one in facts.control_nodes if "display" in CONTROL_CAPABILITIES.get(one.container_path, ()))
+    nodes += node_actions(*displays)
     files = [action for action in plan.base if not isinstance(action, (Node, AllowDevice))]
     vendor, device_class = KINDS["management"]
     return DeviceOffer(
@@ -280,7 +280,7 @@ def _for_everybody(library: Library, facts: "HostFacts") -> Library:
 def offer_feature(facts: "HostFacts", options: "GenerateOptions") -> DeviceOffer:
     """Return one device "all" with what GDS, MOFED, GDRCopy or NVSwitch brings; empty without nodes.  Pure."""
     found = [feature for feature in facts.features if feature.name == options.mode and feature.nodes]
-    actions: list[Action] = [action for feature in found for node in feature.nodes for action in node_actions(node)]
+    actions: list[Action] = [*node_actions(*(node for feature in found for node in feature.nodes))]
     actions += [action for feature in found for action in feature_files(feature)]
     skipped = () if actions else (f"this host has no device for {options.mode}",)
     made = _without_driver(facts, options.mode, (OfferedDevice("all", tuple(actions)),), all_device=False)
@@ -295,7 +295,7 @@ def offer_imex(facts: "HostFacts", options: "GenerateOptions") -> DeviceOffer:
     nodes = {node.minor: node for node in facts.imex_nodes}
     ids = options.device_ids
     channels = sorted(nodes) if "all" in ids else sorted({_channel(text, set(nodes)) for text in ids})
-    devices = [OfferedDevice(str(channel), tuple(node_actions(nodes[channel]))) for channel in channels]
+    devices = [OfferedDevice(str(channel), node_actions(nodes[channel])) for channel in channels]
     return _without_driver(facts, "imex", tuple(devices), all_device=True)
 
 

@@ -322,11 +322,11 @@ def imex_hint(present: "Iterable[int]") -> str:
 
 def _add_nodes(plan: _Draft, nodes: "list[_Given]") -> None:
     """Add each node once, with its first reason, to the parts of all who bring it."""
-    known: dict[str, list[Node | AllowDevice]] = {}
+    known: dict[str, tuple[Node | AllowDevice, ...]] = {}
     for node, reason, names in nodes:
         pair = known.get(node.container_path)
         if pair is None:
-            pair = known[node.container_path] = node_actions(node, reason)
+            pair = known[node.container_path] = node_actions(node, reason=reason)
             plan.add(pair)
         for name in names:
             part = plan.parts.setdefault(name, [])

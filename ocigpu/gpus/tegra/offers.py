@@ -30,8 +30,6 @@ from ocigpu.gpus.tree import find_roots, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ocigpu.core.actions import Action
     from ocigpu.core.facts import DeviceNode, Gpu
     from ocigpu.core.settings import Settings
@@ -88,7 +86,7 @@ def offer_listed(
         notes.append(f"GPUs are not an integrated one and then a discrete one ({names}): all nodes are in one device")
         several = False
     if several:
-        sets = [_all_of(_integrated_nodes(facts)), _all_of(_discrete_nodes(facts, discrete_nodes))]
+        sets = [node_actions(*_integrated_nodes(facts)), node_actions(*_discrete_nodes(facts, discrete_nodes))]
         chosen = select_ids(options.device_ids, [_ids(gpu) for gpu in gpus], "GPU")
         devices = [
             OfferedDevice(name, sets[index])
@@ -97,7 +95,7 @@ def offer_listed(
         ]
     else:
         select_ids(options.device_ids, [("0",)], "GPU")
-        devices = [OfferedDevice("0", _all_of(facts.nodes))]
+        devices = [OfferedDevice("0", node_actions(*facts.nodes))]
     actions = _common(facts, ldconfig)
     return DeviceOffer(
         source="csv",
@@ -144,10 +142,6 @@ def _ids(gpu: "Gpu") -> tuple[str, ...]:
 
 def _names(gpu: "Gpu", strategies: tuple[str, ...]) -> tuple[str, ...]:
     return choose_names(strategies, str(gpu.index), f"gpu{gpu.index}", gpu.uuid)
-
-
-def _all_of(nodes: "Iterable[DeviceNode]") -> "tuple[Action, ...]":
-    return tuple(action for node in nodes for action in node_actions(node))
 
 
 def _common(facts: CsvFacts, ldconfig: str) -> "tuple[Action, ...]":

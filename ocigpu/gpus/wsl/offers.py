@@ -39,7 +39,7 @@ def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
         source="wsl",
         vendor=options.vendor or "nvidia.com",
         device_class=options.device_class or "gpu",
-        devices=(OfferedDevice("all", tuple(node_actions(facts.node))),),
+        devices=(OfferedDevice("all", node_actions(facts.node)),),
         base=tuple(actions),
         env=(VOID,),
         hooked=tuple(actions),
