@@ -20,7 +20,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision.image import read_device
-from ocigpu.system.proc import ProcCgroup, read_cgroup
+from ocigpu.system.proc import ProcCgroup, read_cgroup, read_command
 
 VENDOR_CDI_HOOKS = ("nvidia-ctk", "nvidia-cdi-hook")
 MAX_DESCRIPTORS = 65536
@@ -425,7 +425,6 @@ def _holder(pid: int, names: dict[Number, str]) -> tuple[int, str, list[str]] | 
                 held[names[number]] = None
         if not held:
             return None
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return pid, file.read(64).rstrip("\n"), list(held)
+        return pid, read_command(f"/proc/{pid}"), list(held)
     except OSError:  # it has ended
         return None

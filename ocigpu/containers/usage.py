@@ -7,13 +7,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ocigpu.containers.report import Report, find_members
-from ocigpu.core.errors import printable
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.nvml_process import VERBS, NvmlError, NvmlStream, ask, command, nvml_place
 from ocigpu.gpus.usage import Usage, parse_usage
 from ocigpu.gpus.vendors import load_vendor
-from ocigpu.system.proc import read_proc
+from ocigpu.system.proc import read_command
 
 DEADLINE = 20.0
 """Seconds that NVML may take to begin: each idle GPU takes one or two to wake up."""
@@ -160,6 +159,6 @@ def _user(report: Report | None, state: str, processes: Sequence[GpuProcess], co
 
 def _command(pid: int) -> str:
     try:
-        return printable(read_proc(f"/proc/{pid}/comm").rstrip("\n"), 64)
+        return read_command(f"/proc/{pid}")
     except OSError:  # it has ended, or is of another pid namespace
         return "?"

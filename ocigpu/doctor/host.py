@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 
 from ocigpu.containers.believed import Container
@@ -36,6 +37,7 @@ from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
 from ocigpu.gpus.vendors import find_vendors
 from ocigpu.gpus.vfio.facts import SWITCH_CLASS
 from ocigpu.sim.made import read_marker
+from ocigpu.system.proc import read_command
 from ocigpu.system.settings_file import read_settings
 
 DIRECTORIES = ("/usr/bin", "/usr/local/bin", "/opt/ocigpu/bin")
@@ -295,11 +297,8 @@ class Host(RootFiles):
         found = {}
         for name in list_names(self.proc):
             if name.isascii() and name.isdigit():
-                try:
-                    with open(f"{self.proc}/{name}/comm", encoding="utf-8", errors="replace") as file:
-                        found[int(name)] = file.read(64).strip()
-                except OSError:  # it has ended since
-                    continue
+                with suppress(OSError):  # it has ended since
+                    found[int(name)] = read_command(f"{self.proc}/{name}")
         return found
 
     @cached_property

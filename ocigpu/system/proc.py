@@ -3,7 +3,7 @@
 import errno
 import os
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, printable
 from ocigpu.core.record import NamedTuple
 from ocigpu.system.files import read_part
 
@@ -120,6 +120,11 @@ def is_running(start: int, path: str = "stat", dir_fd: int | None = None) -> boo
     except (FileNotFoundError, ProcessLookupError):
         return False
     return not stat.ended and stat.start == start
+
+
+def read_command(directory: str) -> str:
+    """Return the name of a process, which it can choose, escaped; by its directory in procfs.  Raises OSError."""
+    return printable(read_proc(f"{directory}/comm").removesuffix("\n"), 64)
 
 
 class ProcCgroup(NamedTuple):

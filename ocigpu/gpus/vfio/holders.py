@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.pci import find_group, read_number
 from ocigpu.gpus.tree import Roots, list_names, small_number
-from ocigpu.system.proc import read_proc
+from ocigpu.system.proc import read_command, read_proc
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """What /proc/<pid>/ns/pid of the machine's own processes reads: PROC_PID_INIT_INO of the kernel's proc_ns.h."""
@@ -78,7 +78,7 @@ def scan_holders(
     for pid in sorted(filter(None, (small_number(name, 0) for name in list_names(proc)))):
         try:
             if path := _find_held(f"{proc}/{pid}", nodes, bdf):
-                holders.append(Holder(pid, read_proc(f"{proc}/{pid}/comm").rstrip("\n"), path))
+                holders.append(Holder(pid, read_command(f"{proc}/{pid}"), path))
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
         except OSError as error:
