@@ -20,7 +20,7 @@ from ocigpu.gpus.firmware import (
     read_baseline,
     write_baseline,
 )
-from ocigpu.gpus.redfish import NodeFirmware, read_credentials, read_firmware
+from ocigpu.gpus.redfish import NodeFirmware, Redfish, read_credentials, read_firmware
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.identity import TABLE, read_table
 from ocigpu.system.files import read_regular
@@ -73,11 +73,11 @@ def _read(options: _Source) -> NodeFirmware:
             import cryptography  # noqa: F401 - is it there
     bmc = _read_address(options.bmc[1:]) if options.bmc.startswith("@") else options.bmc
     credentials = read_credentials(options.credentials)
+    redfish = Redfish(
+        *(bmc, credentials), ca_file=options.bmc_ca, fingerprint=options.fingerprint, deadline=options.deadline
+    )
     with show.Progress("asking the board controller"):
-        return read_firmware(
-            *(bmc, credentials), ca_file=options.bmc_ca, fingerprint=options.fingerprint, deadline=options.deadline,
-            measurements=options.measurements,
-        )  # fmt: skip
+        return read_firmware(redfish, options.measurements)
 
 
 def read_facts(path: str) -> tuple[FirmwareFacts, ...]:

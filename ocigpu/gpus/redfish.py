@@ -23,7 +23,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -127,12 +127,12 @@ class Redfish:
         *,
         ca_file: str = "",
         fingerprint: str = "",
-        timeout: float = TIMEOUT,
         deadline: float = DEADLINE,
     ) -> None:
         """``ca_file``: authority of its certificate, "" for the system's; ``fingerprint``: SHA-256 of the certificate.
 
-        Raises RedfishError (OCIGPU-FW-1) for a URL that is none of https, and files that cannot be read.
+        ``deadline``: for everything, in seconds.  Raises RedfishError (OCIGPU-FW-1) for a URL that is none of https,
+        and files that cannot be read.
         """
         parts = urlsplit(url)
         try:
@@ -152,8 +152,9 @@ class Redfish:
             raise RedfishError("OCIGPU-FW-1", f"read {ca_file}: {error.strerror or error}") from error
         if pin:  # what is pinned needs no authority, and a BMC's certificate names it rarely
             self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
-        self._host, self._port, self._pin = parts.hostname, port, pin
-        self._credentials, self._timeout, self._deadline = credentials, timeout, deadline
+        self.host, self._port, self._pin = parts.hostname, port, pin
+        self._credentials, self._deadline = credentials, deadline
+        self.netloc = parts.netloc
         self._connections: dict[int, _Connection] = {}
         self._requests = 0
         self._over = False
@@ -191,7 +192,7 @@ class Redfish:
         return self._ask("POST", path, port, json.dumps(body).encode())
 
     def _ask(self, method: str, path: str, port: int, body: bytes | None = None) -> dict[str, Any] | None:
-        where = f"{self._host}:{port or self._port}{path}"
+        where = f"{self.host}:{port or self._port}{path}"
         if not _PATH.fullmatch(path.partition("?")[0]) or ".." in path:
             raise _unlikely(where, f"{quoted(path, 60)} is no path of a resource")
         self._requests += 1
@@ -230,8 +231,7 @@ class Redfish:
     ) -> tuple[int, bytes]:
         for attempt in (1, 2):
             known = port in self._connections
-            connection = self._connections.setdefault(port, _Connection(self._host, port, self._context, self._pin))
-            connection.timeout = self._timeout
+            connection = self._connections.setdefault(port, _Connection(self.host, port, self._context, self._pin))
             if self._over:
                 raise TimeoutError
             try:
@@ -256,7 +256,7 @@ class Redfish:
 
     def _silent(self, where: str, error: Exception) -> RedfishError:
         if self._over or isinstance(error, TimeoutError):
-            seconds = self._deadline if self._over else self._timeout
+            seconds = self._deadline if self._over else TIMEOUT
             return RedfishError("OCIGPU-FW-1", f"board controller {where}: no answer within {seconds:g} s")
         what = "certificate: " if isinstance(error, ssl.SSLCertVerificationError) else ""
         return RedfishError("OCIGPU-FW-1", f"board controller {where}: {what}{reason_of(error)}")
@@ -298,40 +298,21 @@ class _Tree(NamedTuple):
             yield {**found, "Id": name}
 
 
-def read_firmware(
-    url: str,
-    credentials: Credentials | None,
-    *,
-    ca_file: str = "",
-    fingerprint: str = "",
-    timeout: float = TIMEOUT,
-    deadline: float = DEADLINE,
-    measurements: bool = False,
-) -> NodeFirmware:
+def read_firmware(redfish: Redfish, measurements: bool = False) -> NodeFirmware:
     """Return what a board controller says of the GPUs and their baseboard.
 
-    ``timeout``: of one wait, ``deadline``: of everything, in seconds.  ``measurements``: also have each GPU's root of
-    trust measure it, where that is offered; the account must be allowed to.  Raises RedfishError: OCIGPU-FW-1 it cannot
-    be reached, or has no GPUs, -2 it says what cannot be.
+    ``measurements``: also have each GPU's root of trust measure it, where that is offered; the account must be allowed
+    to.  Raises RedfishError: OCIGPU-FW-1 it cannot be reached, or has no GPUs, -2 it says what cannot be.
     """
-    with Redfish(
-        url, credentials, ca_file=ca_file, fingerprint=fingerprint, timeout=timeout, deadline=deadline
-    ) as redfish:
-        tree = _find_tree(redfish, url)
-        with _checked(url):
-            return _read_tree(tree, url, measurements)
+    with redfish:
+        tree = _find_tree(redfish)
+        try:
+            return _read_tree(tree, measurements)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:  # texts and types that no controller has
+            raise _unlikely(redfish.host, str(error)) from error
 
 
-@contextmanager
-def _checked(url: str) -> Iterator[None]:
-    """Make texts and types that no controller has an error that says whose they are."""
-    try:
-        yield
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise _unlikely(urlsplit(url).hostname or "", str(error)) from error
-
-
-def _find_tree(redfish: Redfish, url: str) -> _Tree:
+def _find_tree(redfish: Redfish) -> _Tree:
     for root, port in PLACES:
         try:
             service = redfish.get(f"{root}/", port)
@@ -345,14 +326,14 @@ def _find_tree(redfish: Redfish, url: str) -> _Tree:
             offered = service.get("ProtocolFeaturesSupported")
             expand = offered.get("ExpandQuery") if isinstance(offered, dict) else None
             return _Tree(redfish, root, port, isinstance(expand, dict) and expand.get("NoLinks") is True)
-    where = urlsplit(url).netloc
     raise RedfishError(
-        "OCIGPU-FW-1", f"board controller {where}: it has no {BASEBOARD}",
+        "OCIGPU-FW-1", f"board controller {redfish.netloc}: it has no {BASEBOARD}",
         "PCIe cards and some makers' controllers tell nothing of GPUs: check in a virtual machine with the driver.",
     )  # fmt: skip
 
 
-def _read_tree(tree: _Tree, url: str, measurements: bool) -> NodeFirmware:
+def _read_tree(tree: _Tree, measurements: bool) -> NodeFirmware:
+    where = tree.redfish.netloc
     gpus: dict[int, dict[str, str]] = {}
     board: dict[str, str] = {}
     for member in tree.members("UpdateService/FirmwareInventory"):
@@ -368,13 +349,13 @@ def _read_tree(tree: _Tree, url: str, measurements: bool) -> NodeFirmware:
         else:
             board[f"{kind.removeprefix('HGX_FW_')}_{number}"] = version
     if not gpus:
-        raise _unlikely(urlsplit(url).netloc, "it tells the firmware of no GPU")
+        raise _unlikely(where, "it tells the firmware of no GPU")
     if bad := [slot for slot in gpus if not 1 <= slot <= SLOTS]:
-        raise _unlikely(urlsplit(url).netloc, f"GPU_SXM_{bad[0]}: there is no such slot")
+        raise _unlikely(where, f"GPU_SXM_{bad[0]}: there is no such slot")
     facts = [_read_gpu(tree, slot, versions) for slot, versions in sorted(gpus.items())]
     serials = [one.serial for one in facts if one.serial]
     if twins := {one for one in serials if serials.count(one) > 1}:
-        raise _unlikely(urlsplit(url).netloc, f"two GPUs have the serial number {twins.pop()}")
+        raise _unlikely(where, f"two GPUs have the serial number {twins.pop()}")
     if measurements:
         facts = list(_add_measurements(tree, facts))
     notes = [f"{one.name} tells no {what}" for one in facts for what in _NEEDED if what not in one.versions]

@@ -22,7 +22,7 @@ from ocigpu.gpus.firmware import (
     read_baseline,
     write_baseline,
 )
-from ocigpu.gpus.redfish import NodeFirmware
+from ocigpu.gpus.redfish import NodeFirmware, Redfish
 from ocigpu.sim.redfish import RedfishService
 
 VERSIONS = {"VBIOS": "96.00.BC.00.01", "InfoROM": "G520.0200.00.05"}
@@ -277,13 +277,13 @@ def test_the_controllers_address_may_be_the_nodes_own(
     address.write_text("https://10.0.0.7\n")
     asked: list[str] = []
 
-    def read(bmc: str, *_: object, **__: object) -> NodeFirmware:
-        asked.append(bmc)
+    def read(bmc: Redfish, _measurements: bool) -> NodeFirmware:
+        asked.append(bmc.netloc)
         return NodeFirmware((GPU,), ())
 
     monkeypatch.setattr(firmware_command, "read_firmware", read)
     main(words)
-    assert asked == ["https://10.0.0.7"]
+    assert asked == ["10.0.0.7"]
     capsys.readouterr()
 
 

@@ -15,7 +15,7 @@ from support.driverless import make_driverless
 from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus import redfish
 from ocigpu.gpus.firmware import compare_all, propose
-from ocigpu.gpus.redfish import Credentials, RedfishError, read_credentials, read_firmware
+from ocigpu.gpus.redfish import Credentials, Redfish, RedfishError, read_credentials, read_firmware
 from ocigpu.gpus.spdm import parse_measurements, verify_measurements
 from ocigpu.sim.redfish import (
     BOARD,
@@ -55,7 +55,8 @@ def change(host: str, make: Change) -> None:
 
 
 def ask(service: RedfishService, **options: Any) -> redfish.NodeFirmware:
-    return read_firmware(service.url, GOOD, **{"ca_file": service.certificate, **options})
+    measurements = options.pop("measurements", False)
+    return read_firmware(Redfish(service.url, GOOD, **{"ca_file": service.certificate, **options}), measurements)
 
 
 def refusal(service: RedfishService, **options: Any) -> RedfishError:
@@ -132,7 +133,7 @@ def test_wrong_credentials_are_said_to_be_refused(host: str, tls: str) -> None:
     wrong = Credentials("reader", "wrong")
     refused = pytest.raises(RedfishError, match="HTTP 401: credentials are refused")
     with RedfishService(host, tls) as service, refused as raised:
-        read_firmware(service.url, wrong, ca_file=service.certificate)
+        read_firmware(Redfish(service.url, wrong, ca_file=service.certificate))
     assert "wrong" not in raised.value.message
     assert "wrong" not in repr(Credentials("reader", "wrong"))
 
@@ -142,14 +143,14 @@ def test_wrong_credentials_are_said_to_be_refused(host: str, tls: str) -> None:
 )
 def test_a_url_that_is_none_of_a_controller_is_refused(url: str) -> None:
     with pytest.raises(RedfishError, match="not like https://HOST"):
-        read_firmware(url, GOOD)
+        read_firmware(Redfish(url, GOOD))
 
 
 def test_nobody_at_the_address_is_an_error() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # and does not listen
         with pytest.raises(RedfishError, match="Connection refused") as raised:
-            read_firmware(f"https://127.0.0.1:{held.getsockname()[1]}", GOOD)
+            read_firmware(Redfish(f"https://127.0.0.1:{held.getsockname()[1]}", GOOD))
     assert raised.value.code == "OCIGPU-FW-1"
 
 
@@ -164,7 +165,7 @@ def test_a_machine_without_tls_is_told_without_numbers_of_a_library() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(RedfishError, match=r"/: [a-z ]+$") as raised:
-            read_firmware(f"https://127.0.0.1:{server.getsockname()[1]}", GOOD)
+            read_firmware(Redfish(f"https://127.0.0.1:{server.getsockname()[1]}", GOOD))
         thread.join()
     assert raised.value.code == "OCIGPU-FW-1"
 
@@ -172,7 +173,7 @@ def test_a_machine_without_tls_is_told_without_numbers_of_a_library() -> None:
 def test_a_machine_that_says_nothing_at_all_ends_in_time() -> None:
     silent = pytest.raises(RedfishError, match=r"no answer within 0\.3 s")
     with socket.create_server(("127.0.0.1", 0)) as server, silent:
-        read_firmware(f"https://127.0.0.1:{server.getsockname()[1]}", GOOD, deadline=0.3)
+        read_firmware(Redfish(f"https://127.0.0.1:{server.getsockname()[1]}", GOOD, deadline=0.3))
 
 
 class Trickling(_Handler):
