@@ -30,7 +30,7 @@ from ocigpu.system.service import Backoff, ServiceLog, Signals, notify_service_m
 from ocigpu.system.settings_file import read_settings
 
 if TYPE_CHECKING:
-    from ocigpu.gpus.fingerprint import Fingerprint
+    from ocigpu.gpus.vendors import Fingerprint
 
 QUIET = 0.5
 """Seconds without a further change after which one is acted on."""

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ocigpu.core.settings import Settings
-
-    Fingerprint = tuple[tuple[str, str], ...]
+    from ocigpu.gpus.vendors import Fingerprint
 
 ANNOTATION = "ocigpu/fingerprint"
 """Annotation of a specification that holds the text of the fingerprint it was made from."""

@@ -17,7 +17,7 @@ from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, normal_bu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.gpus.fingerprint import Fingerprint
+    from ocigpu.gpus.vendors import Fingerprint
 
 AMD_VENDOR = 0x1002
 DRIVER = "amdgpu"

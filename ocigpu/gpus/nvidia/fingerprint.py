@@ -16,7 +16,7 @@ from ocigpu.gpus.tree import Roots, Tree, find_roots, read_node, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Fingerprint = tuple[tuple[str, str], ...]
+    from ocigpu.gpus.vendors import Fingerprint
 
 _DIRECTORIES = ("nvidia-caps", IMEX_DRIVER)
 """Directories of nodes in /dev; what is in them counts, not that they are there."""

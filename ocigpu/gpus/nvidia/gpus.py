@@ -45,19 +45,7 @@ def _complete(gpu: Gpu, proc_gpu: ProcGpu | None) -> Gpu:
 
 def gpu_from_procfs(proc_gpu: ProcGpu, index: int, error: str = "") -> Gpu:
     """Return what procfs alone knows of a GPU."""
-    if not error and proc_gpu.excluded:
-        error = EXCLUDED
-    if not error and proc_gpu.minor < 0:
-        error = NO_MINOR
-    return Gpu(
-        index=index,
-        minor=proc_gpu.minor,
-        uuid=proc_gpu.uuid,
-        bus_id=proc_gpu.bus_id,
-        model=proc_gpu.model,
-        proc_name=proc_gpu.name,
-        error=error,
-    )
+    return _complete(Gpu(index, -1, "", "", error=error), proc_gpu)
 
 
 def gpus_from_procfs(in_procfs: tuple[ProcGpu, ...]) -> tuple[Gpu, ...]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ocigpu.core.facts import Gpu
-    from ocigpu.gpus.fingerprint import Fingerprint
+    from ocigpu.gpus.vendors import Fingerprint
 
 MAX_FOUND = 4096
 _SPECIAL = frozenset("*?[")

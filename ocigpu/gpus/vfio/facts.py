@@ -23,7 +23,7 @@ from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, small_num
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ocigpu.gpus.fingerprint import Fingerprint
+    from ocigpu.gpus.vendors import Fingerprint
 
 GPU_CLASSES = (0x0300, 0x0302)
 """VGA and 3D controllers."""

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ocigpu.gpus.fingerprint import Fingerprint
+    from ocigpu.gpus.vendors import Fingerprint
 
 LIBRARIES = "/usr/lib/wsl/lib"
 STORES = "/usr/lib/wsl/drivers"
