@@ -231,12 +231,21 @@ def is_listed(name: str, settings: Settings) -> bool:
 
 def is_of_nvidia(name: str) -> bool:
     """Tell whether a qualified name is of NVIDIA or of one of its subdomains."""
-    return f".{name.partition('/')[0]}".endswith(".nvidia.com")
+    return _is_of("nvidia.com", name)
 
 
 def is_gpu_of_nvidia(name: str) -> bool:
-    """Tell whether a qualified name is of a GPU that NVIDIA's driver serves, not of one for a virtual machine."""
-    return is_of_nvidia(name) and _is_gpu(name.partition("=")[0].partition("/")[2])
+    """Tell whether a qualified name is of a GPU that NVIDIA's driver serves, see :func:`is_gpu_of`."""
+    return is_gpu_of("nvidia.com", name)
+
+
+def is_gpu_of(vendor: str, name: str) -> bool:
+    """Tell whether a qualified name is of a GPU that a vendor's driver serves, not of one for a virtual machine."""
+    return _is_of(vendor, name) and _is_gpu(name.partition("=")[0].partition("/")[2])
+
+
+def _is_of(vendor: str, name: str) -> bool:
+    return f".{name.partition('/')[0]}".endswith(f".{vendor}")
 
 
 def permitted_capabilities(settings: Settings) -> set[str]:

@@ -150,7 +150,9 @@ def parse_request(
 def _own_gpus(request: "Request") -> "Sequence[str]":
     """Return what of a request is about the GPUs of its vendor: another kind of CDI device needs no driver of it."""
     if request.selection == "cdi":
-        return [name for name in request.cdi_devices if name.startswith(f"{VENDORS[request.vendor][2]}/gpu=")]
+        from ocigpu.core.gate import is_gpu_of  # loaded with the vendor's request
+
+        return [name for name in request.cdi_devices if is_gpu_of(VENDORS[request.vendor][2], name)]
     return () if request.selection == "nothing" else (request.selection,)
 
 

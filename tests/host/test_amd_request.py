@@ -129,8 +129,14 @@ def test_of_two_vendors_the_one_without_a_driver_is_a_note(mode: str, vendor: st
         without_gpu = parse_request(config("0", "NVIDIA_VISIBLE_DEVICES=none"), settings, here=("nvidia",).__contains__)
         assert (without_gpu.vendors, without_gpu.notes) == (BOTH, ())
     permitting = Settings(mode="cdi", cdi_environment_vendors=("nvidia.com", "nvidia.com/pgpu", "amd.com"))
-    kept = config("0", "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,nvidia.com/pgpu=0")  # another driver's
-    assert parse_request(kept, permitting, here=("amd",).__contains__).cdi_devices[0] == "nvidia.com/pgpu=0"
+    given = "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,nvidia.com/pgpu=0,nvidia.com/gpu.coherent=0"
+    kept = config("0", given)  # another driver's
+    assert parse_request(kept, permitting, here=("amd",).__contains__).cdi_devices == (
+        "nvidia.com/pgpu=0",
+        "amd.com/gpu=0",
+    )
+    coherent = config("0", "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu.coherent=0")
+    assert parse_request(coherent, permitting, here=("amd",).__contains__).cdi_devices == ("amd.com/gpu=0",)
 
 
 @pytest.mark.parametrize(
