@@ -15,8 +15,9 @@ from ocigpu.containers.rules import Allowed, Granted, Number, listed_nodes, read
 from ocigpu.core.config_json import CDI_DEVICES, DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts
-from ocigpu.core.gate import is_gpu_of_nvidia
+from ocigpu.core.gate import is_gpu_of
 from ocigpu.core.settings import Settings
+from ocigpu.core.vendors import GPU_VENDORS
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision.image import read_device
@@ -270,8 +271,8 @@ def read_unanswered(config: dict[str, Any], bundle: str, settings: Settings, not
     except OcigpuError as error:
         notes.append(error.message)
         return Request()
-    asks = request.selection in ("all", "list") or any(map(is_gpu_of_nvidia, request.cdi_devices))
-    return request if asks else Request()
+    by_name = any(is_gpu_of(vendor, name) for vendor in GPU_VENDORS for name in request.cdi_devices)
+    return request if by_name or request.selection in ("all", "list") else Request()
 
 
 def detached_paths(report: Report, facts: HostFacts) -> frozenset[str]:

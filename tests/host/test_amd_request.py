@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from ocigpu.containers.report import read_unanswered
 from ocigpu.core.actions import AllowDevice, JoinGroup, Node
 from ocigpu.core.errors import HostError, RequestError
 from ocigpu.core.facts import DeviceNode
@@ -219,3 +220,13 @@ def test_without_kfd_there_is_a_note() -> None:
 
 def test_a_request_for_nothing_is_a_plan_for_nothing() -> None:
     assert make_plan(HOST, asked("none"), Settings()).actions == ()
+
+
+@pytest.mark.parametrize("name", ["amd.com/gpu=0", "nvidia.com/gpu.coherent=0"])
+def test_what_nobody_has_answered_is_asked_for_by_cdi_names_of_any_vendor(name: str) -> None:
+    variable = "NVIDIA_VISIBLE_DEVICES" if name.startswith("nvidia") else "AMD_VISIBLE_DEVICES"
+    asking = config(None, f"{variable}={name.removeprefix('amd.com/gpu=')}")
+    assert read_unanswered(asking, "", Settings(mode="cdi"), []).cdi_devices == (name,)
+    other = config(None, "NVIDIA_VISIBLE_DEVICES=nvidia.com/pgpu=0")
+    permitting = Settings(mode="cdi", cdi_environment_vendors=("nvidia.com/pgpu",))
+    assert read_unanswered(other, "", permitting, []) == Request()
