@@ -330,13 +330,9 @@ class Keeper:
 
     def note_tenancy(self, name: str, found: Mapping[str, Any] | None) -> None:
         """Take in which tenancy has a name: what another had that was called so is not its."""
-        metadata = (found or {}).get("metadata") or {}
-        uid, at = (
-            metadata.get(key) if isinstance(metadata, Mapping) else getattr(metadata, key)
-            for key in ("uid", "creationTimestamp")
-        )
-        created = None if found is None else read_time(at)
-        for one in self.store.note_tenancy(name, str(uid or ""), *([] if created is None else [created])):
+        metadata = found["metadata"] if found is not None else {}
+        created = read_time(metadata.get("creationTimestamp"))
+        for one in self.store.note_tenancy(name, metadata.get("uid", ""), *([] if created is None else [created])):
             self.look_at(one)
 
 
@@ -353,6 +349,5 @@ def phase_of(tenancy: Mapping[str, Any] | None) -> str:
     """Return the phase of a tenancy: Terminating once its deletion was asked for, "" while nobody has set one."""
     if tenancy is None:
         return "deleted"
-    metadata = tenancy.get("metadata") or {}
-    deleting = metadata.get("deletionTimestamp") if isinstance(metadata, Mapping) else metadata.deletionTimestamp
+    deleting = tenancy["metadata"].get("deletionTimestamp")
     return "Terminating" if deleting else str((tenancy.get("status") or {}).get("phase") or "")

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
+from ocigpu.kubernetes.tenants.service.models import FINAL
 from ocigpu.kubernetes.tenants.service.pods import MAIN
 from ocigpu.kubernetes.tenants.service.problems import WORDS
 
@@ -57,7 +58,7 @@ def read_standing(pod: Fields, accepted: float, events: Sequence[Fields] = ()) -
         image_digest=str(container.get("imageID") or "").rpartition("@")[2],
         started=read_time(running.get("startedAt") or ended.get("startedAt")),
     )
-    if found.lifecycle in ("finished", "failed"):
+    if found.lifecycle in FINAL:
         over = [
             read_time(ended.get("finishedAt")),
             *(read_time(one.get("lastTransitionTime")) for one in _conditions(status)),
@@ -173,12 +174,10 @@ def _event_time(event: Fields) -> float | None:
     return read_time(event.get("eventTime") or event.get("lastTimestamp") or event.get("firstTimestamp"))
 
 
-def read_time(value: Any) -> float | None:
-    """Return seconds since 1970 of RFC 3339's form; objects of the client library have datetimes."""
-    if isinstance(value, datetime):
-        return value.timestamp()
+def read_time(text: Any) -> float | None:
+    """Return seconds since 1970 of RFC 3339's form, None for what is no time."""
     try:
-        return datetime.fromisoformat(str(value)).timestamp() if value else None
+        return datetime.fromisoformat(str(text)).timestamp() if text else None
     except ValueError:
         return None
 

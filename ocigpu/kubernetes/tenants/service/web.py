@@ -31,7 +31,7 @@ from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, Endpoint, Que
 from ocigpu.kubernetes.tenants.service.fleet import Fleet
 from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
 from ocigpu.kubernetes.tenants.service.keeper import ACTIVE, Keeper, phase_of, wait_at_most
-from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding
+from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, read_time
 from ocigpu.kubernetes.tenants.service.pods import find_export, object_name, size_of
 from ocigpu.kubernetes.tenants.service.problems import MEDIA_TYPE, Refusal
 from ocigpu.kubernetes.tenants.service.store import ApiKey, CaasStore, StoredContainer, StoredEvent, StoreFullError
@@ -435,7 +435,7 @@ class Api:
         """Return or stream what a container prints."""
         found = self._find(ask)
         media = STREAM if STREAM in ask.request.headers.get("accept", "") else "text/plain"
-        since = _read_time("since", ask.values["since"]) if "since" in ask.values else None
+        since = read_time(ask.values.get("since"))
         lines = self._lines(ask, found, since, ask.values.get("Last-Event-ID", ""))
         stamped = ask.values["timestamps"]
 
@@ -465,8 +465,7 @@ class Api:
             before = at
             if last and (_sortable(at), number) <= (_sortable(known[0]), known[1]):
                 continue
-            stamp = _read_time("", at) if since is not None else None
-            if since is not None and stamp is not None and stamp < since:
+            if since is not None and (stamp := read_time(at)) is not None and stamp < since:
                 continue
             yield f"{at}/{number}", at, text
 
@@ -479,8 +478,7 @@ class Api:
             started = await self._wait_until_started(container.id)
             kept = self.store.read_log(container.id) if started else b""
         if kept is None:
-            resumed = _read_time("", from_time) if from_time else None
-            begin = max((at for at in (since, resumed) if at is not None), default=None)
+            begin = max((at for at in (since, read_time(from_time)) if at is not None), default=None)
             ago = None if begin is None else max(0.0, self.store.clock() - begin) + 1
             stream = self.keeper.cluster.read_log(
                 namespace_name(container.tenancy), object_name(container.id), follow, tail, ago
@@ -661,8 +659,8 @@ def _convert(one: QueryParameter, text: str) -> Any:
         raise wrong
     if "pattern" in schema and not re.fullmatch(schema["pattern"].strip("^$"), text):
         raise wrong
-    if schema.get("format") == "date-time":
-        _read_time(one.name, text)
+    if schema.get("format") == "date-time" and read_time(text) is None:
+        raise Refusal("parameter_invalid", f"{one.name} {quoted(text, 80)}: not a time as in RFC 3339")
     return text
 
 
@@ -756,15 +754,6 @@ def _quantity(text: str) -> float:
     """Return a number of devices; what is none counts as no limit."""
     number = parse_quantity(text)
     return math.inf if number is None else float(number)
-
-
-def _read_time(name: str, text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        if name:
-            raise Refusal("parameter_invalid", f"{name} {quoted(text, 80)}: not a time as in RFC 3339") from None
-        return None
 
 
 def _sortable(stamp: str) -> str:
