@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from ocigpu.kubernetes.tenants.service.auth import Principal
-from ocigpu.kubernetes.tenants.service.cluster import ShortLines, httpx
+from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, ClusterError, ShortLines, httpx
 from ocigpu.kubernetes.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
@@ -546,6 +546,19 @@ def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(Exception, match="newer ocigpu"):
         CaasStore(str(tmp_path))
+
+
+@pytest.mark.parametrize("answer", [{}, {"kind": "Tenancy", "metadata": {"name": "landon"}}])
+def test_an_answer_that_is_no_tenancy_is_not_the_end_of_one(answer: Any) -> None:
+    """Whose name it was would lose keys and containers."""
+
+    async def get(*_arguments: Any, **_more: Any) -> Any:
+        return answer
+
+    client: Any = SimpleNamespace(get=get)
+    with pytest.raises(ClusterError, match="no tenancy") as caught:
+        asyncio.run(ClusterClient(client).read_tenancy("landon"))
+    assert caught.value.passing
 
 
 def test_a_stream_that_nobody_takes_keeps_no_place() -> None:

@@ -105,6 +105,8 @@ class ClusterClient:
             if isinstance(error.__cause__, Exception) and is_gone(error.__cause__, name):
                 return None
             raise Refusal("crd_version", f"the cluster serves no tenancies of {GROUP}/{VERSION}") from error
+        if not (found.get("metadata") or {}).get("uid"):  # something in between: nobody can say whose the name is
+            raise ClusterError(0, f"tenancy {name}: the answer is no tenancy")
         return found
 
     async def get(self, kind: str, name: str, namespace: str = "") -> Mapping[str, Any] | None:
