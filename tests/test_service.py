@@ -9,7 +9,27 @@ from pathlib import Path
 import pytest
 from support.lines import Lines
 
-from ocigpu.system.service import Backoff, FollowedFile, Signals
+from ocigpu.system.service import Backoff, FollowedFile, Signals, split_address
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (":9400", ("", 9400)),
+        ("[::1]:80", ("::1", 80)),
+        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
+        ("h:009400", ("h", 9400)),
+        ("h:0000000", ("h", 0)),
+        ("h:0000099999", None),
+        ("h:65536", None),
+        ("h:" + "9" * 5000, None),
+        ("h:٨٠", None),
+        ("h:", None),
+        ("9400", None),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int] | None) -> None:
+    assert split_address(text) == found
 
 
 def test_a_failure_is_tried_again_ever_more_rarely_until_it_works() -> None:

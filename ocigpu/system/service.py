@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from ocigpu.core.errors import as_own_error, printable
+from ocigpu.core.tokens import is_number
 from ocigpu.system.files import file_state
 from ocigpu.system.log import stamp
 
@@ -156,6 +157,15 @@ class Signals:
 
     def _hang_up(self, _number: int, _frame: FrameType | None) -> None:
         self.again = True
+
+
+def split_address(text: str) -> tuple[str, int] | None:
+    """Return host ("" for none, without brackets) and port of "[HOST]:PORT", None for another text."""
+    host, colon, port = text.rpartition(":")
+    digits = port.lstrip("0") or "0"
+    if not colon or not is_number(port) or len(digits) > 5 or int(digits) > 65535:
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(digits)
 
 
 def listen_tcp(host: str, port: int, backlog: int) -> socket.socket:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import jwt
 import pytest
@@ -20,13 +21,17 @@ from caas_lab import READY, SCHEDULED, SEED, TENANCY_TYPE, Lab, ended, main_stat
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jsonschema import Draft202012Validator
 from support.cluster import Cluster
+from support.lines import Lines
 from support.process import run, wait_for
 
 from ocigpu.cli.main import main
+from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader
+from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
 from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.kubernetes.tenants.service.keeper import KeeperPace
 from ocigpu.kubernetes.tenants.service.problems import Refusal
+from ocigpu.kubernetes.tenants.service.server import CaasServer, ServiceOptions
 from ocigpu.kubernetes.tenants.service.web import MAX_BODY, TenantRules
 
 PATH = "/v1/containers"
@@ -642,4 +647,21 @@ def test_options_that_are_wrong_or_dangerous(
     error = capsys.readouterr().err
     assert said in error
     assert "OCIGPU-CAAS-1" in error or status == 2
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "second name", "somebody else's"])
+def test_an_audit_that_somebody_else_may_have_put_there_is_not_written(tmp_path: Path, kind: str) -> None:
+    audit, other, cluster = tmp_path / "audit", tmp_path / "other", ClusterClient(AsyncMock())
+    other.write_text("")
+    if kind == "link":
+        audit.symlink_to(other)
+    elif kind == "second name":
+        audit.hardlink_to(other)
+    else:
+        audit.write_text("")
+        os.chown(audit, 12345, -1)
+    options = ServiceOptions("127.0.0.1:0", str(tmp_path / "state"), audit=str(audit))
+    with pytest.raises(HostError, match=f"audit {audit}: "):
+        CaasServer(options, Lines(), cluster)
     assert not (tmp_path / "state").exists()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ocigpu.core.errors import SettingsError, quoted
 from ocigpu.core.tokens import is_number
 from ocigpu.kubernetes.options import find_values, read_flags, read_table
+from ocigpu.system.service import split_address
 
 CODE = "OCIGPU-KUBE-4"
 
@@ -88,10 +89,9 @@ def parse_devices(text: str) -> Devices:
 
 def parse_address(text: str, option: str = "--address") -> tuple[str, int]:
     """Return host ("" for all) and port of "[HOST]:PORT"; raises SettingsError, which names the option."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not is_number(port) or int(port[:6]) > 65535:
-        raise options_error(f"{option}: {quoted(text)} is not [HOST]:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    if found := split_address(text):
+        return found
+    raise options_error(f"{option}: {quoted(text)} is not [HOST]:PORT")
 
 
 def options_error(cause: str) -> SettingsError:

@@ -28,8 +28,8 @@ from ocigpu.kubernetes.tenants.service.pods import PodOptions
 from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.store import CaasStore, StoreLimits
 from ocigpu.kubernetes.tenants.service.web import Api, TenantRules
-from ocigpu.system.files import file_state
-from ocigpu.system.service import ENDING, ServiceLog, listen_tcp
+from ocigpu.system.files import file_state, open_log_file
+from ocigpu.system.service import ENDING, ServiceLog, listen_tcp, split_address
 
 GRACE = 5
 """Seconds for answers that are being given when the service is told to end."""
@@ -116,7 +116,10 @@ class CaasServer:
         tokens = [TokenReader(options.oidc, fetch)] if options.oidc else []
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options.tls)
         self._cluster = cluster or open_cluster(options.kubeconfig)
-        self._audit = _open_audit(options.audit) if options.audit else None
+        try:
+            self._audit = open_log_file(options.audit, 0o600) if options.audit else None
+        except OSError as error:
+            raise HostError("OCIGPU-CAAS-1", f"audit {cause(error)}", "") from error
         self.store = CaasStore(options.state, serving=True, limits=options.limits)
         self._tokens = tokens
         try:
@@ -228,11 +231,10 @@ def audit_text(line: dict[str, Any]) -> str:
 
 def parse_listen(text: str) -> tuple[str, int]:
     """Return host and port of HOST:PORT; raises SettingsError (OCIGPU-CAAS-1)."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    found = split_address(text)
+    if not found or not found[0]:
         raise SettingsError("OCIGPU-CAAS-1", f"--listen {quoted(text)}: not HOST:PORT", "127.0.0.1:8443, [::]:8443")
-    return host, int(port)
+    return found
 
 
 def load_certificate(context: ssl.SSLContext, paths: tuple[str, ...]) -> None:
@@ -267,13 +269,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _open_audit(path: str) -> int:
-    try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise HostError("OCIGPU-CAAS-1", f"audit {cause(error)}", "") from error
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
