@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from support.lines import Lines
+
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.gpus.nvidia.fabric.partitions import FabricError, Partition, conflicts_of, must_find
 from ocigpu.kubernetes.devices import PluginDevice
@@ -90,7 +92,7 @@ class World:
         self.broken: set[str] = set()
         self.lost: dict[str, str] = {}
         self.hook: Callable[[str], None] = lambda _name: None
-        self.log: list[str] = []
+        self.log = Lines()
         self.answers: list[tuple[str, int]] = []
 
     # what the agent can do
@@ -143,7 +145,7 @@ class World:
         return LeaseJournal(str(self.directory), clock=lambda: self.time, boot=self.boot)
 
     def agent(self) -> NodeAgent:
-        return NodeAgent(self.journal(), self, Inline(), lambda level, text: self.log.append(f"{level}: {text}"))
+        return NodeAgent(self.journal(), self, Inline(), self.log)
 
     def gate(self) -> LeaseGate:
         return LeaseGate(self.journal(), self.board, lambda: MODULES, self.holders)

@@ -175,7 +175,7 @@ def test_the_kubelet_is_silent_for_an_hour(world: World) -> None:
     world.vms.clear()
     world.run(agent, 1800, 10)
     assert agent.journal.leases[GPUS[0]].phase is Phase.RECLAIMING
-    assert sum("UNAVAILABLE" in line for line in world.log) == 1
+    assert sum("UNAVAILABLE" in line for line in world.log.lines) == 1
     world.kubelet = {}
     assert pods
     world.run_until(agent, GPUS[:1], Phase.FREE)

@@ -11,6 +11,7 @@ from celpy.adapter import json_to_cel
 from deployment_lab import DEPLOYMENT, RENDERER, containers, objects, of_kind
 from lease_lab import GPUS, Inline
 from support.cluster import Cluster
+from support.lines import Lines
 from support.product import REPOSITORY
 
 from ocigpu.cli.main import main
@@ -145,16 +146,16 @@ def test_the_accounts_rights_are_those_that_the_agent_uses() -> None:
         role = of_kind(found, "ClusterRole")["ocigpu-lease-agent"]
         cluster.apply(role)
         cluster.apply(of_kind(found, "ClusterRoleBinding")["ocigpu-lease-agent"])
-        log: list[str] = []
+        log = Lines()
         documents = Documents(cluster.client(AGENT))
         for kind in ("Role", "RoleBinding"):
             cluster.apply(of_kind(found, kind)["ocigpu-lease-agent"])
-        reporter = LeaseReporter(documents, "n1", Inline(), lambda _level, text: log.append(text))
+        reporter = LeaseReporter(documents, "n1", Inline(), log)
         reporter.step({GPUS[0]: Lease(GPUS[0], Phase.FREE, 1)}, 0.0)
         reporter.step({GPUS[0]: Lease(GPUS[0], Phase.RESERVED, 2)}, 1.0)
         reporter.step({GPUS[0]: Lease(GPUS[0], Phase.QUARANTINED, 2)}, 2.0)
         reporter.step({GPUS[0]: Lease(GPUS[0], Phase.QUARANTINED, 2)}, 3.0)
-        assert not log
+        assert not log.lines
         rules = [*role["rules"], *of_kind(found, "Role")["ocigpu-lease-agent"]["rules"]]
         granted = {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
         assert granted == {(verb, resource) for user, verb, _, resource in cluster.used if user == AGENT}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from lease_lab import GPUS, MODULES, Inline, World
 from support.cluster import Cluster
+from support.lines import Lines
 
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.tenants.announce import make_event
@@ -34,11 +35,10 @@ class Reported:
     """A reporter with a clock of its own, and what it logs; ``modules``: by address, None when it cannot be said."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.time, self.log = 1_700_000_000.0, list[str]()
+        self.time, self.log = 1_700_000_000.0, Lines()
         self.modules: dict[str, int] | None = MODULES
         self.reporter = LeaseReporter(
-            Documents(cluster.client()), "node-1", Inline(), lambda level, text: self.log.append(f"{level}: {text}"),
-            lambda: self.time, lambda: self.time, self.say_modules,
+            Documents(cluster.client()), "node-1", Inline(), self.log, lambda: self.time, lambda: self.time, self.say_modules,
         )  # fmt: skip
 
     def say_modules(self) -> Mapping[str, int]:
@@ -99,9 +99,7 @@ def test_a_node_asks_once_for_all_of_its_gpus(cluster: Cluster) -> None:
     clock = [0.0]
     for name in (node, other):
         documents = Documents(cluster.client())
-        reporters.append(
-            LeaseReporter(documents, name, Inline(), lambda _level, _text: None, lambda: 1.7e9, lambda: clock[0])
-        )
+        reporters.append(LeaseReporter(documents, name, Inline(), Lines(), lambda: 1.7e9, lambda: clock[0]))
     for reporter in reporters:
         assert reporter.step(leases, 0.0) == {}
     cluster.patch("GPULease", lease_name(other, GPUS[0]), {"spec": {"maintenance": True}})
@@ -134,7 +132,7 @@ def test_the_api_server_is_gone_for_an_hour(cluster: Cluster, tmp_path: Path) ->
         world.time += 20
         reported.step(*agent.step().values(), seconds=20)
     assert {lease.phase for lease in agent.journal.leases.values()} == {Phase.FREE}
-    assert 0 < len(reported.log) <= 2, reported.log
+    assert 0 < len(reported.log.lines) <= 2, reported.log.lines
     cluster._failures.clear()
     reported.step(*agent.step().values(), seconds=60)
     reported.step(*agent.step().values(), seconds=60)
@@ -281,7 +279,7 @@ def test_an_event_that_is_refused_holds_no_object_up(cluster: Cluster, tmp_path:
     node.world.deviations[GPUS[0]] = "VBIOS 96.1, accepted 96.0"
     node.run(90)
     assert (status(cluster)["phase"], events(cluster)) == ("Quarantined", [])
-    assert sum("it is given up" in line for line in node.reported.log) == 2
+    assert sum("it is given up" in line for line in node.reported.log.lines) == 2
 
 
 def test_an_object_that_is_refused_holds_no_other_up(cluster: Cluster) -> None:
@@ -295,7 +293,7 @@ def test_an_object_that_is_refused_holds_no_other_up(cluster: Cluster) -> None:
         reported.step(Lease(GPUS[0]), sick, seconds=60)
     assert (cluster.get("GPULease", other)["status"]["phase"], len(events(cluster))) == ("Quarantined", 2)
     assert list(reported.step(Lease(GPUS[0]), replace(sick, phase=Phase.FREE), seconds=60)) == [GPUS[1]]
-    (line,) = reported.log
+    (line,) = reported.log.lines
     assert "it never goes back" in line
     cluster.delete("GPULease", NAME)
     for _ in range(2):

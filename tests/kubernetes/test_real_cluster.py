@@ -25,6 +25,7 @@ from plugin_lab import plugin
 from support.cluster_rules import Problem
 from support.engines import start_containerd
 from support.fixtures import IMAGE
+from support.lines import Lines
 from support.process import wait_for
 from support.product import RUNTIME, SimulatedHost, gpu_names, listed_uuids
 from support.real_cluster import KUBELET_NODE, SERVER, Etcd, RealCluster, find_programs
@@ -413,9 +414,9 @@ def test_leases_are_told_by_the_agent_of_their_node_alone(cluster: RealCluster) 
     log: list[str] = []
 
     def reporter(on: str | None) -> LeaseReporter:
-        return LeaseReporter(
-            Documents(cluster.client(account, node=on)), NODE, Inline(), lambda _level, text: log.append(text)
-        )
+        its = Lines()
+        its.lines = log
+        return LeaseReporter(Documents(cluster.client(account, node=on)), NODE, Inline(), its)
 
     name = lease_name(NODE, GPUS[0])
     theirs = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "GPULease", "metadata": {"name": "x"}}

@@ -63,13 +63,10 @@ class LeaseTask(NamedTuple):
 class NodeAgent:
     """Call :meth:`step` every second or so; it does not wait for what takes long.
 
-    ``executor``: carries out resets, partitions and checks; ``log``: called with a level and a line.  ``failures``
-    counts what failed, by step and code.
+    ``executor``: carries out resets, partitions and checks.  ``failures`` counts what failed, by step and code.
     """
 
-    def __init__(
-        self, journal: LeaseJournal, hands: NodeHands, executor: Executor, log: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, journal: LeaseJournal, hands: NodeHands, executor: Executor, log: ServiceLog) -> None:
         self.journal = journal
         self.failures: Counter[tuple[str, str]] = Counter()
         self._hands = hands
@@ -79,7 +76,6 @@ class NodeAgent:
         self._retries: dict[tuple[Effect, tuple[str, ...]], Backoff] = {}
         self._looked: dict[str, float] = {}
         self._absent: dict[str, float] = {}
-        self._said: dict[str, str] = {}
         self._told: Mapping[str, Lease] = {}
         self._started = False
 
@@ -89,13 +85,11 @@ class NodeAgent:
         Raises HostError (OCIGPU-LEASE-1) when the journal cannot be used; the next call tries again.
         """
         now = self.journal.clock()
-        if not self._started:
-            gpus = {*self.journal.refresh(), *self._ask("GPUs", self._hands.gpus, ())}
-            self.journal.tell(dict.fromkeys(sorted(gpus), LeaseEvent(Happened.STARTED, text=self.journal.boot)))
-            self._started = True
-        new = [gpu for gpu in self._ask("GPUs", self._hands.gpus, ()) if gpu not in self.journal.leases]
+        there = {*self._ask("GPUs", self._hands.gpus, ())}
+        new = there - self.journal.leases.keys() if self._started else there | self.journal.refresh().keys()
         if new:
             self.journal.tell(dict.fromkeys(sorted(new), LeaseEvent(Happened.STARTED, text=self.journal.boot)))
+        self._started = True
         self._take_in(now)
         self._look(now)
         leases = self.journal.tell(dict.fromkeys(self.journal.leases, LeaseEvent(Happened.TICK)))
@@ -148,11 +142,9 @@ class NodeAgent:
         try:
             answer = question()
         except OcigpuError as error:
-            if self._said.get(what) != error.message:
-                self._log("warning", f"{what}: {error.line}")
-            self._said[what] = error.message
+            self._log.once(what, "warning", f"{what}: {error.line}")
             return otherwise
-        self._said.pop(what, None)
+        self._log.forget(what)
         return answer
 
     # doing

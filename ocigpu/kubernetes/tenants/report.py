@@ -19,7 +19,7 @@ from ocigpu.kubernetes.tenants.lease import Lease, LeaseEvent
 from ocigpu.kubernetes.tenants.objects import LeaseWish, Notice, act_for, make_lease_status, notices_between, read_wish
 from ocigpu.kubernetes.tenants.resources import Document, Documents
 from ocigpu.system.log import stamp
-from ocigpu.system.service import Backoff
+from ocigpu.system.service import Backoff, ServiceLog
 
 API, KIND = "ocigpu.io/v1alpha1", "GPULease"
 NODE_LABEL = "ocigpu.io/node"
@@ -55,7 +55,7 @@ class LeaseReporter:
         documents: Documents,
         node: str,
         executor: Executor,
-        log: Callable[[str, str], None],
+        log: ServiceLog,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         modules: Callable[[], Mapping[str, int]] = dict,
@@ -75,7 +75,6 @@ class LeaseReporter:
         self._look_due = 0.0
         self._under_way: Future[None] | None = None
         self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
-        self._problem = ""
 
     def step(self, leases: Mapping[str, Lease], now: float) -> Mapping[str, LeaseEvent]:
         """Begin to write what has changed, and return what operators want of leases that are not so.
@@ -106,13 +105,12 @@ class LeaseReporter:
         error = done.exception()
         if error is None:
             self._retry.reset()
-            self._problem = ""
+            self._log.forget("objects")
             return
         self._retry.failed(self._clock())
-        own = as_own_error(error)
-        if own.message != self._problem:
-            self._log("warning", f"objects of leases: {own.line}; leases go on without them")
-        self._problem = own.message
+        self._log.once(
+            "objects", "warning", f"objects of leases: {as_own_error(error).line}; leases go on without them"
+        )
 
     def _write(self, leases: Mapping[str, Lease], now: float, look: bool) -> None:
         """An object that the API server refuses holds no other up; the first error is raised at the end."""
