@@ -49,6 +49,11 @@ def status_of(error: Exception) -> int:
     return int(getattr(getattr(error, "response", None), "status_code", 0))
 
 
+def may_pass(status: int) -> bool:
+    """Whether the same request may be answered later that had this status of HTTP, or no answer (0)."""
+    return status in (0, 401, 408, 409, 429) or status >= 500
+
+
 def words_of(error: Exception) -> str:
     """Return what the server said, or why it did not."""
     said = error.status.message if isinstance(error, ApiError) else ""

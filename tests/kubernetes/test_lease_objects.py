@@ -38,8 +38,14 @@ class Reported:
         self.time, self.log = 1_700_000_000.0, Lines()
         self.modules: dict[str, int] | None = MODULES
         self.reporter = LeaseReporter(
-            Documents(cluster.client()), "node-1", Inline(), self.log, lambda: self.time, lambda: self.time, self.say_modules,
-        )  # fmt: skip
+            Documents(cluster.client()),
+            "node-1",
+            Inline(),
+            self.log,
+            lambda: self.time,
+            lambda: self.time,
+            self.say_modules,
+        )
 
     def say_modules(self) -> Mapping[str, int]:
         if self.modules is None:
@@ -273,9 +279,10 @@ def all_events(cluster: Cluster) -> Any:
     return Documents(cluster.client()).list("Event")[0]
 
 
-def test_an_event_that_is_refused_holds_no_object_up(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("status_", [403, 413])
+def test_an_event_that_is_refused_holds_no_object_up(cluster: Cluster, tmp_path: Path, status_: int) -> None:
     node = Obeyed(cluster, tmp_path)
-    cluster.fail(2, 403, "POST", "events")
+    cluster.fail(2, status_, "POST", "events")
     node.world.deviations[GPUS[0]] = "VBIOS 96.1, accepted 96.0"
     node.run(90)
     assert (status(cluster)["phase"], events(cluster)) == ("Quarantined", [])

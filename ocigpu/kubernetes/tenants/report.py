@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from ocigpu.core.errors import HostError, OcigpuError, as_own_error
-from ocigpu.kubernetes.client import status_of
+from ocigpu.kubernetes.client import may_pass, status_of
 from ocigpu.kubernetes.tenants.announce import make_event
 from ocigpu.kubernetes.tenants.lease import Lease, LeaseEvent
 from ocigpu.kubernetes.tenants.objects import LeaseWish, Notice, act_for, make_lease_status, notices_between, read_wish
@@ -27,8 +27,6 @@ NODE_LABEL = "ocigpu.io/node"
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
 LOOK_SECONDS = 10.0
 """Between looks at what operators want."""
-REFUSED = (400, 403, 404, 422)
-"""Answers to an event that no repetition makes better."""
 MAX_NOTICES = 200
 """Events that wait while the API server is gone; older ones are given up."""
 
@@ -147,11 +145,11 @@ class LeaseReporter:
             try:
                 self._documents.create(event)
             except HostError as error:
-                status = _status_of(error)
-                if status in REFUSED:
-                    self._log("warning", f"event {notice.reason} of GPU {notice.gpu}: {error.message}; it is given up")
-                elif status != 409:
+                if (status := _status_of(error)) == 409:
+                    continue
+                if may_pass(status):
                     raise
+                self._log("warning", f"event {notice.reason} of GPU {notice.gpu}: {error.message}; it is given up")
 
     def _write_one(self, lease: Lease, now: float) -> None:
         name = lease_name(self._node, lease.gpu)

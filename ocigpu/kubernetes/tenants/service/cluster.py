@@ -14,7 +14,7 @@ from lightkube.core import exceptions
 from lightkube.generic_resource import create_namespaced_resource
 
 from ocigpu.core.errors import printable
-from ocigpu.kubernetes.client import FAILURES, is_gone, open_client, status_of, words_of
+from ocigpu.kubernetes.client import FAILURES, is_gone, may_pass, open_client, status_of, words_of
 from ocigpu.kubernetes.tenants.resources import KINDS as ALL_KINDS
 from ocigpu.kubernetes.tenants.resources import scope_of
 from ocigpu.kubernetes.tenants.service.pods import MAIN, MANAGED_LABEL, MANAGER
@@ -78,7 +78,7 @@ class ClusterError(Exception):
     @property
     def passing(self) -> bool:
         """Whether the same request may be answered later."""
-        return self.status in (0, 401, 408, 409, 429) or self.status >= 500
+        return may_pass(self.status)
 
 
 class ClusterClient:
