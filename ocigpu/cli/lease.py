@@ -11,6 +11,7 @@ from ocigpu.cli.common import check_one_of, load_settings, named_address
 from ocigpu.cli.kubernetes import LOG_FORMATS
 from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, UsageError, printable
+from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET
 from ocigpu.kubernetes.tenants.history import show_history
 from ocigpu.kubernetes.tenants.journal import LeaseJournal, journal_directory
 from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, Phase, check_act, describe, step, waits_for
@@ -141,7 +142,7 @@ def history_command(at: NodeLeases, gpu: str = "") -> None:
 def agent_command(
     journal: str = "",
     resource: str = "gpu",
-    pods_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock",
+    pods_socket: str = POD_RESOURCES_SOCKET,
     address: str = "",
     check_program: str = "",
     no_check: bool = False,

@@ -24,6 +24,7 @@ from ocigpu.doctor.tenant_facts import (
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
 from ocigpu.gpus.pci import BRIDGE_CLASS
 from ocigpu.gpus.vfio.facts import leaves_group
+from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET
 
 HOST_KERNEL, QEMU_VERSION, KATA_FIRST, KATA_FAST = (6, 15), (9, 2), (3, 23), (3, 25)
 TOGGLES = 30
@@ -243,7 +244,7 @@ def check_config(facts: TenantFacts) -> list[Finding]:
         (
             "runtime",
             "pod_resource_api_sock",
-            POD_RESOURCES,
+            POD_RESOURCES_SOCKET,
             "else a pod's annotations say which devices it gets",
             "error",
         ),
@@ -251,7 +252,7 @@ def check_config(facts: TenantFacts) -> list[Finding]:
     for table, key, wanted, why, severity in (*KATA_VALUES, *more):
         value = _value(document, (*(("hypervisor", "qemu") if table == "qemu" else ("runtime",)), key))
         enough = key == "pcie_root_port" and isinstance(value, int) and value >= ports
-        if value == wanted or enough or (wanted == POD_RESOURCES and value):
+        if value == wanted or enough or (wanted == POD_RESOURCES_SOCKET and value):
             continue
         shown, path = "not set" if value is None else toml_value(value), facts.kata_path
         seen = Evidence(path, f"{key} = {shown}", toml_value(wanted))
@@ -260,7 +261,6 @@ def check_config(facts: TenantFacts) -> list[Finding]:
     return found or [ok("Kata's configuration is that of GPUs", Evidence(facts.kata_path, "as it should be"))]
 
 
-POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 KATA_VALUES: tuple[tuple[str, str, Any, str, str], ...] = (
     ("qemu", "cold_plug_vfio", "root-port", "GPUs are attached before the machine starts", "error"),
     ("qemu", "hot_plug_vfio", "no-port", "GPUs are attached before the machine starts", "warning"),

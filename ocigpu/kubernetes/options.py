@@ -13,6 +13,8 @@ from ocigpu.core.tokens import FALSE_WORDS, TRUE_WORDS, is_number
 from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL
 from ocigpu.system.files import read_regular
 
+POD_RESOURCES_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+"""Where kubelets answer which pod has which device."""
 INFINITE = "infinite"
 ANYTHING = ("*",)
 MAX_MILLISECONDS = 24 * 3600 * 1000

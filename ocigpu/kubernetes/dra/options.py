@@ -11,7 +11,7 @@ from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.dra.devices import DeviceOptions
 from ocigpu.kubernetes.dra.sockets import KubeletDirectories
 from ocigpu.kubernetes.exporter.owners import DRA_DRIVER
-from ocigpu.kubernetes.options import find_values, read_flags, read_table
+from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET, find_values, read_flags, read_table
 
 OPTIONS = read_table(Path(__file__).with_name("options.toml"))
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -27,7 +27,7 @@ class DraOptions(NamedTuple):
     kubeconfig: str = ""
     registrar_directory: str = KubeletDirectories().registry
     plugins_directory: str = KubeletDirectories().plugins
-    pods_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    pods_socket: str = POD_RESOURCES_SOCKET
     pod_uid: str = ""
     cdi_root: str = "/var/run/cdi"
     cdi_hook_path: str = ""

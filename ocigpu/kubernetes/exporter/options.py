@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import SettingsError, quoted
 from ocigpu.core.tokens import is_number
-from ocigpu.kubernetes.options import find_values, read_flags, read_table
+from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET, find_values, read_flags, read_table
 from ocigpu.system.service import split_address
 
 CODE = "OCIGPU-KUBE-4"
@@ -24,7 +24,7 @@ class ExporterOptions(NamedTuple):
     kubernetes_enable_dra: bool = False
     nvidia_resource_names: tuple[str, ...] = ()
     resource_prefixes: tuple[str, ...] = ("nvidia.com/",)
-    pod_resources_kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    pod_resources_kubelet_socket: str = POD_RESOURCES_SOCKET
     devices: str = "f"
     hpc_job_mapping_dir: str = ""
     xid_count_window_size: float = 300.0

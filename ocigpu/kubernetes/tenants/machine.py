@@ -17,6 +17,7 @@ from ocigpu.gpus.vfio.identity import read_module_ids
 from ocigpu.kubernetes.dra.devices import vfio_names
 from ocigpu.kubernetes.exporter.owners import DRA_DRIVER
 from ocigpu.kubernetes.exporter.pods import Listing, list_containers
+from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET
 from ocigpu.kubernetes.tenants.fabric_client import open_fabric
 from ocigpu.kubernetes.tenants.gate import LeaseGate, gpus_of
 from ocigpu.kubernetes.tenants.journal import LeaseJournal
@@ -25,7 +26,6 @@ from ocigpu.kubernetes.vfio import make_vfio_inventory
 from ocigpu.system.proc import read_stat
 from ocigpu.system.programs import run_program
 
-PODS = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LOOK_SECONDS = 5.0
 """Between looks at the fabric manager: after a restart it waits a minute to be told what was active."""
 SETTLES = 120.0
@@ -138,7 +138,7 @@ class MachineHands:
         settings: Settings,
         reset: Reset,
         resource: str = "gpu",
-        pods_socket: str = PODS,
+        pods_socket: str = POD_RESOURCES_SOCKET,
         fabric: KeptFabric | None = None,
         check: Check | None = None,
         look_seconds: float = LOOK_SECONDS,
