@@ -19,6 +19,7 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
     conflicts_of,
     must_find,
     show_cost,
+    show_sizes,
     sizes,
 )
 from ocigpu.gpus.nvidia.fabric.state import KeptFabric
@@ -199,7 +200,7 @@ class LeaseGate:
         if len(ids) in sizes(partitions):
             return [must_find(partitions, ids).physical_ids], ""
         if not self._unlinked:
-            there = ", ".join(map(str, sizes(partitions)))
+            there = show_sizes(partitions)
             text = f"{len(ids)} GPUs are no partition of this board, its sizes are {there}; --unlinked-sets gives them:"
             raise FabricError("OCIGPU-FAB-4", f"{text} {UNLINKED}")
         free = {modules.get(gpu, 0) for gpu, each in self.journal.leases.items() if each.phase is Phase.FREE}

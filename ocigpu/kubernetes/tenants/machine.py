@@ -15,13 +15,14 @@ from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, read_vfio_facts
 from ocigpu.gpus.vfio.holders import read_holders
 from ocigpu.gpus.vfio.identity import read_module_ids
 from ocigpu.kubernetes.dra.devices import vfio_names
-from ocigpu.kubernetes.exporter.owners import DRA_DRIVER
+from ocigpu.kubernetes.exporter.owners import DRA_DRIVER, Owner
 from ocigpu.kubernetes.exporter.pods import Listing, list_containers
 from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET
 from ocigpu.kubernetes.tenants.fabric_client import open_fabric
 from ocigpu.kubernetes.tenants.gate import LeaseGate, gpus_of
 from ocigpu.kubernetes.tenants.journal import LeaseJournal
 from ocigpu.kubernetes.tenants.lease import CHECK_LIMIT, LeaseHolder
+from ocigpu.kubernetes.tenants.tenancy import tenancy_of
 from ocigpu.kubernetes.vfio import make_vfio_inventory
 from ocigpu.system.proc import read_stat
 from ocigpu.system.programs import run_program
@@ -119,10 +120,10 @@ def open_machine_gate(directory: str, fabric: str, settings: Settings, unlinked:
     )
 
 
-def _holder(namespace: str, pod: str, name: str) -> LeaseHolder:
-    """Return who has a GPU; ``name``: of the container, or of the claim that all containers of a pod may have."""
-    tenancy = namespace.removeprefix("tenant-") if namespace.startswith("tenant-") else ""
-    return LeaseHolder(namespace, pod, name, tenancy=tenancy)
+def _holder(owner: Owner) -> LeaseHolder:
+    """Return who has a GPU, by the name of the container, or of the claim that all containers of a pod may have."""
+    name = owner.claim.name if owner.claim else owner.container
+    return LeaseHolder(owner.namespace, owner.pod, name, tenancy=tenancy_of(owner.namespace))
 
 
 class MachineHands:
@@ -179,16 +180,16 @@ class MachineHands:
         listing = list_containers(self._socket)
         if problem := listing.problem or self._why_incomplete(listing):
             raise HostError("OCIGPU-LEASE-4", f"ask the kubelet for its pods: {problem}")
-        inventory = make_vfio_inventory(read_vfio_facts(self._roots), self._resource)
+        facts = read_vfio_facts(self._roots)
+        inventory = make_vfio_inventory(facts, self._resource)
         gpus = {(each.name, device.id): gpus_of([device]) for each in inventory.resources for device in each.devices}
         found: dict[str, LeaseHolder] = {}
-        claimed = vfio_names(read_vfio_facts(self._roots)) if listing.claimed else {}
+        claimed = vfio_names(facts)
         for each in listing.claimed:
             if each.claim and each.claim.driver == DRA_DRIVER and (gpu := claimed.get(each.claim.device)):
-                found.setdefault(gpu, _holder(each.namespace, each.pod, each.claim.name))
+                found.setdefault(gpu, _holder(each))
         for owner, resource, id_ in listing.held:
-            for gpu in gpus.get((resource, id_), ()):
-                found[gpu] = _holder(owner.namespace, owner.pod, owner.container)
+            found |= dict.fromkeys(gpus.get((resource, id_), ()), _holder(owner))
         return found
 
     def _why_incomplete(self, listing: Listing) -> str:

@@ -15,6 +15,8 @@ from ocigpu.kubernetes.quantity import parse_quantity
 from ocigpu.kubernetes.tenants.announce import Verdict, make_conditions
 
 GROUP, VERSION = "ocigpu.io", "v1alpha1"
+PREFIX = "tenant-"
+"""Of the names of namespaces."""
 TENANCY_LABEL, UID_LABEL = "ocigpu.io/tenancy", "ocigpu.io/tenancy-uid"
 FINALIZER = "ocigpu.io/tenancy"
 REGISTRIES = "ocigpu.io/registries"
@@ -95,7 +97,12 @@ class TenancyStep(NamedTuple):
 
 def namespace_name(tenancy: str) -> str:
     """Return the name of a tenancy's namespace."""
-    return f"tenant-{tenancy}"
+    return f"{PREFIX}{tenancy}"
+
+
+def tenancy_of(namespace: str) -> str:
+    """Return the tenancy whose namespace has this name, "" for none."""
+    return namespace.removeprefix(PREFIX) if namespace.startswith(PREFIX) else ""
 
 
 def read_spec(tenancy: Document) -> Document:
