@@ -36,7 +36,7 @@ from ocigpu.kubernetes.tenants.service.store import (
     StoreLimits,
     new_id,
 )
-from ocigpu.kubernetes.tenants.service.web import MAX_STREAMS, Api, Ask, TenantRules, _Path, judge
+from ocigpu.kubernetes.tenants.service.web import MAX_STREAMS, Api, Ask, TenantRules, _Path, judge, read_model
 
 D = "sha256:" + "a" * 64
 ACCEPTED = 1795428000.0
@@ -559,6 +559,23 @@ def test_an_answer_that_is_no_tenancy_is_not_the_end_of_one(answer: Any) -> None
     with pytest.raises(ClusterError, match="no tenancy") as caught:
         asyncio.run(ClusterClient(client).read_tenancy("landon"))
     assert caught.value.passing
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"image": "a", "gpus": NaN}', "the body is not JSON: NaN is not JSON"),
+        (b'{"image": "a", "image": "b"}', 'the body is not JSON: duplicate key "image"'),
+        (b"\xff\xfe{\x00}\x00", "the body is not JSON: 'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_a_body_that_readers_differ_about_is_refused(body: bytes, said: str) -> None:
+    with pytest.raises(Refusal, match=re.escape(said)):
+        read_model(ContainerRequest, body)
+
+
+def test_a_mark_at_the_begin_of_a_body_is_ignored() -> None:
+    assert read_model(ContainerRequest, b'\xef\xbb\xbf{"image": "a"}').model_dump()["image"] == "a"
 
 
 def test_a_stream_that_nobody_takes_keeps_no_place() -> None:

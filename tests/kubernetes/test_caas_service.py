@@ -107,6 +107,8 @@ def test_secrets_and_mounts_are_made_and_go_with_it(lab: Lab, key: str) -> None:
 BAD: list[tuple[str, dict[str, Any], str, int]] = [
     ("not JSON", {"body": b"{"}, "request_invalid", 400),
     ("a name twice", {"body": b'{"image": "a", "image": "b"}'}, "request_invalid", 400),
+    ("no number of JSON", {"body": b'{"image": "a", "gpus": NaN}'}, "request_invalid", 400),
+    ("UTF-16", {"body": '{"image": "ubuntu"}'.encode("utf-16")}, "request_invalid", 400),
     ("deep", {"body": b"[" * 100_000}, "request_invalid", 400),
     ("no object", {"body": b"[]"}, "request_invalid", 400),
     ("unknown key", {"body": {**SEED, "gpu": 1}}, "request_invalid", 400),

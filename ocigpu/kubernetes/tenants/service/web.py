@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import hashlib
-import json
 import math
 import re
 import time
@@ -21,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from ocigpu.core import rawjson
 from ocigpu.core.errors import printable, quoted
 from ocigpu.kubernetes.quantity import parse_quantity
 from ocigpu.kubernetes.tenants.service import models
@@ -691,7 +691,7 @@ async def _read_body(request: Request) -> bytes:
 def read_model(model: type[BaseModel], body: bytes) -> BaseModel:
     """Return what a body says; raises Refusal (request_invalid) that names each wrong place, and no value."""
     try:
-        value = json.loads(body, object_pairs_hook=_no_pair_twice)
+        value = rawjson.parse(body.decode("utf-8-sig"))  # a mark at the begin may be ignored: RFC 8259 section 8.1
     except (ValueError, RecursionError) as error:
         raise Refusal("request_invalid", f"the body is not JSON: {printable(str(error), 200)}") from error
     try:
@@ -709,13 +709,6 @@ def _pointer(place: Sequence[int | str]) -> str:
     """Return a JSON pointer in the form of a fragment: RFC 6901 section 6."""
     parts = [str(one).replace("~", "~0").replace("/", "~1") for one in place if one != "[key]"]
     return printable("#" + "".join(f"/{part}" for part in parts), 300)
-
-
-def _no_pair_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name occurs twice in an object")
-    return found
 
 
 def _idempotency_key(text: str | None) -> str:
