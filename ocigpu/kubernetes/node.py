@@ -18,7 +18,7 @@ from ocigpu.kubernetes.config import Configuration, PluginOptions
 from ocigpu.kubernetes.devices import GPU_RESOURCE, Inventory, PluginDevice, Resource, make_inventory
 from ocigpu.kubernetes.hardware import Hardware, read_hardware
 from ocigpu.kubernetes.topology import numa_nodes, pair_scores, read_place, read_places
-from ocigpu.kubernetes.vfio import BY_MODEL, make_vfio_inventory, read_model_names
+from ocigpu.kubernetes.vfio import make_vfio_inventory, read_names
 
 GONE = "this GPU is gone"
 _DXG = "/dev/dxg"
@@ -97,10 +97,11 @@ def _read_vfio(settings: Settings, configuration: Configuration) -> KubernetesNo
     addresses = [item.function.address for item in facts.candidates]
     numa = {address: read_place(roots.sys, normal_bus_id(address)).numa for address in addresses}
     resource = configuration.options.vfio_resource
-    names = read_model_names() if resource == BY_MODEL else {}
     functions = [item.function for item in facts.candidates if not item.is_switch]
     machines = tuple(function for function in functions if function.driver in VFIO_DRIVERS)
-    return KubernetesNode("vfio", HostFacts(), make_vfio_inventory(facts, resource, names, numa), machines=machines)
+    return KubernetesNode(
+        "vfio", HostFacts(), make_vfio_inventory(facts, resource, read_names(resource), numa), machines=machines
+    )
 
 
 def carry_over(before: Inventory, now: Inventory) -> Inventory:

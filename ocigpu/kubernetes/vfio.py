@@ -52,6 +52,11 @@ def model_class(text: str) -> str:
     return re.sub(r"[^A-Z0-9_-]", "", name).strip("_-")[: MAX_NAME - len(DOMAIN)].strip("_-")
 
 
+def read_names(resource: str) -> dict[int, str]:
+    """Return the names that resources have by their models, {} where all GPUs are in one resource."""
+    return read_model_names() if resource == BY_MODEL else {}
+
+
 def read_model_names(paths: tuple[str, ...] = PCI_IDS) -> dict[int, str]:
     """Return NVIDIA's PCI devices by id from the first list of PCI ids that is there (pci.ids(5)); {} without one."""
     for path in paths:

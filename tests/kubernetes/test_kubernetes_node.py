@@ -54,7 +54,7 @@ def test_a_node_whose_gpus_are_for_virtual_machines(tmp_path: Path, strategy: st
 
 
 def test_a_node_by_model_without_a_list_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocigpu.kubernetes.node.read_model_names", dict)
+    monkeypatch.setattr("ocigpu.kubernetes.vfio.read_model_names", dict)
     found = read_node(write_tree(tmp_path, VFIO), configured(vfio_resource="model"))
     assert [resource.name for resource in found.inventory.resources] == ["nvidia.com/2330"]
 

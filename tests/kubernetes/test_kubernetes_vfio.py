@@ -100,12 +100,16 @@ def test_a_device_is_all_gpus_of_its_group(tmp_path: Path) -> None:
     assert [(each.gpus, each.group.gpus) for each in found] == [(pair[1:], pair), (pair[:1], pair)]
 
 
-def test_the_agent_knows_all_gpus_of_a_pods_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("resource", "name"), [("gpu", "gpu"), ("model", "GB100_B200")])
+def test_the_agent_knows_all_gpus_of_a_pods_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resource: str, name: str
+) -> None:
     read = facts(tmp_path, {**TWO, **function("0000:3b:00.0", 9)})
-    held = Held(Owner("pod", "tenant-a", "main"), "nvidia.com/gpu", "9")
+    held = Held(Owner("pod", "tenant-a", "main"), f"nvidia.com/{name}", "9")
+    monkeypatch.setattr("ocigpu.kubernetes.vfio.read_model_names", lambda: {0x2901: "GB100 [B200]"})
     monkeypatch.setattr(machine, "list_containers", lambda _socket: Listing(held=(held,)))
     monkeypatch.setattr(machine, "read_vfio_facts", lambda _roots: read)
-    found = machine.MachineHands(Settings(), lambda _gpu: "").pods()
+    found = machine.MachineHands(Settings(), lambda _gpu: "", resource).pods()
     assert {gpu: each.pod for gpu, each in found.items()} == {"0000:19:00.0": "pod", "0000:3b:00.0": "pod"}
 
 

@@ -23,7 +23,7 @@ from ocigpu.kubernetes.tenants.gate import LeaseGate, gpus_of
 from ocigpu.kubernetes.tenants.journal import LeaseJournal
 from ocigpu.kubernetes.tenants.lease import CHECK_LIMIT, LeaseHolder
 from ocigpu.kubernetes.tenants.tenancy import tenancy_of
-from ocigpu.kubernetes.vfio import make_vfio_inventory
+from ocigpu.kubernetes.vfio import make_vfio_inventory, read_names
 from ocigpu.system.proc import read_stat
 from ocigpu.system.programs import run_program
 
@@ -150,7 +150,7 @@ class MachineHands:
         self.modules = remember_modules(self._roots)
         self._seen: dict[str, tuple[int, ...]] = {}
         self._checked: set[str] = set()
-        self._resource = resource
+        self._resource, self._names = resource, read_names(resource)
         self._socket = pods_socket
         self._fabric = fabric
         self._reset = reset
@@ -181,7 +181,7 @@ class MachineHands:
         if problem := listing.problem or self._why_incomplete(listing):
             raise HostError("OCIGPU-LEASE-4", f"ask the kubelet for its pods: {problem}")
         facts = read_vfio_facts(self._roots)
-        inventory = make_vfio_inventory(facts, self._resource)
+        inventory = make_vfio_inventory(facts, self._resource, self._names)
         gpus = {(each.name, device.id): gpus_of([device]) for each in inventory.resources for device in each.devices}
         found: dict[str, LeaseHolder] = {}
         claimed = vfio_names(facts)
