@@ -318,6 +318,15 @@ def test_gpus_for_virtual_machines_have_their_pods() -> None:
     ]
 
 
+def test_gpus_for_virtual_machines_have_the_pods_of_claims() -> None:
+    candidates = [Candidate(Function(f"0000:3{n}:00.0", 0x10DE, 0x2330, 0x030200, "vfio-pci"), n) for n in (1, 2)]
+    claim = Claim("claim", "ns", "gpu.nvidia.com", "node-1", "gpu-vfio-0000-31-00-0")
+    owner = Owner("p", "ns", "c", claim=claim)
+    foreign = owner._replace(claim=claim._replace(driver="gpu.example.com", device="gpu-vfio-0000-32-00-0"))
+    found = find_vfio_owners(candidates, {}, [owner, foreign])
+    assert [(each.bus_id, each.owners) for each in found] == [("0000:31:00.0", (owner,)), ("0000:32:00.0", ())]
+
+
 # --- the text
 
 

@@ -285,7 +285,12 @@ def _machine_functions(node: DraNode) -> list[Function]:
 def vfio_names(facts: VfioFacts) -> dict[str, str]:
     """Return the PCI addresses of the GPUs that may go to virtual machines, by the names of their devices."""
     addresses = (item.function.address for item in facts.candidates if not item.is_switch)
-    return {_at("gpu-vfio", address): address for address in addresses}
+    return {vfio_name(address): address for address in addresses}
+
+
+def vfio_name(address: str) -> str:
+    """Return the name of the device that is the GPU at an address for a virtual machine."""
+    return _at("gpu-vfio", address)
 
 
 def _may_switch(address: str, node: DraNode) -> bool:
@@ -309,7 +314,7 @@ def _vfio_device(function: Function, node: DraNode) -> DraDevice:
         **{name: {"int": number} for name, number in node.partitions.get(address, {}).items()},
         **_place(address, node.places),
     }
-    return DraDevice(_at("gpu-vfio", address), "vfio", address, function.address, attributes, {})
+    return DraDevice(vfio_name(address), "vfio", address, function.address, attributes, {})
 
 
 # other vendors' GPUs

@@ -5,11 +5,12 @@ A scheduler's prolog writes that directory: dcgm-exporter's HPC job mapping.
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, Candidate
 from ocigpu.kubernetes.devices import REPLICA
+from ocigpu.kubernetes.dra.devices import vfio_name
 from ocigpu.kubernetes.exporter.sample import GpuSample
 from ocigpu.system.files import open_regular
 
@@ -149,11 +150,13 @@ class VfioDevice(NamedTuple):
 
 
 def find_vfio_owners(
-    candidates: Iterable[Candidate], others: Mapping[tuple[str, str], tuple[Owner, ...]]
+    candidates: Iterable[Candidate],
+    others: Mapping[tuple[str, str], tuple[Owner, ...]],
+    claimed: Collection[Owner] = (),
 ) -> list[VfioDevice]:
     """Return the GPUs that VFIO's drivers have, with their owners.
 
-    Device ids are IOMMU groups, VFIO devices or PCI addresses.
+    Device ids are IOMMU groups, VFIO devices or PCI addresses; those of claims have the names that our driver gives.
     """
     found = []
     for item in candidates:
@@ -162,6 +165,8 @@ def find_vfio_owners(
         address = item.function.address
         ids = {str(number) for number in (item.group, item.cdev) if number >= 0} | {address}
         owners = {owner: None for (_, device_id), all_ in others.items() if device_id in ids for owner in all_}
+        ours = DRA_DRIVER, vfio_name(address)
+        owners |= {each: None for each in claimed if each.claim and (each.claim.driver, each.claim.device) == ours}
         found.append(VfioDevice(address, item.group, tuple(owners)))
     return found
 

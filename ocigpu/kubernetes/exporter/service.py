@@ -211,7 +211,7 @@ class ExporterService:
             except HostError as error:
                 self.log.once("vfio", "warning", error.message)
             else:
-                vfio = find_vfio_owners(facts.candidates, owners.others)
+                vfio = find_vfio_owners(facts.candidates, owners.others, listing.claimed)
         jobs = read_jobs(self.options.hpc_job_mapping_dir)
         picture = Picture(sample, owners.gpus, jobs, split, vfio)
         self.page = make_page(render(self.collectors, picture, self.options, self.hostname))
