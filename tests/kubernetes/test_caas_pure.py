@@ -24,7 +24,7 @@ from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
 from ocigpu.kubernetes.tenants.service.keeper import plan_of, wait_at_most
 from ocigpu.kubernetes.tenants.service.lifecycle import REASONS, ContainerStanding, read_standing
-from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, PHASES, SCOPES, ContainerRequest
+from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, SCOPES, ContainerRequest, Phases
 from ocigpu.kubernetes.tenants.service.pods import PodOptions, plan_pod, plan_secret, plan_volumes
 from ocigpu.kubernetes.tenants.service.problems import PROBLEMS, Refusal
 from ocigpu.kubernetes.tenants.service.server import audit_text
@@ -580,7 +580,7 @@ def test_a_mark_at_the_begin_of_a_body_is_ignored() -> None:
 
 def test_a_stream_that_nobody_takes_keeps_no_place() -> None:
     nothing: Any = None
-    api = Api(nothing, nothing, TenantRules(), (), nothing, lambda _line: None)
+    api = Api(nothing, nothing, TenantRules(), (), nothing, lambda _line: None, nothing)
 
     async def parts() -> AsyncIterator[str]:
         yield "x"
@@ -654,7 +654,9 @@ def test_the_page_lists_what_there_is() -> None:
     assert set(re.findall(r"`(\w+)`", PAGE.split("`lifecycle`, in this order")[1].split("`reason` says")[0])) == {
         *LIFECYCLES
     }
-    assert set(re.findall(r"\| `(\w+)` \|", PAGE.split("`phases` has")[1].split("## Problems")[0])) == {*PHASES}
+    assert set(re.findall(r"\| `(\w+)` \|", PAGE.split("`phases` has")[1].split("## Problems")[0])) == {
+        *Phases.model_fields
+    }
 
 
 def test_a_log_of_plain_lines_has_the_whole_audit() -> None:

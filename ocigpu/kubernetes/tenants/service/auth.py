@@ -39,9 +39,13 @@ class Principal(NamedTuple):
     scopes: tuple[str, ...]
     expires: float | None = None
 
+    def may(self, scope: str) -> bool:
+        """Whether this is permitted."""
+        return scope in self.scopes or "admin" in self.scopes
+
     def require(self, scope: str) -> None:
         """Raise Refusal (scope_missing) unless this is permitted."""
-        if scope not in self.scopes and "admin" not in self.scopes:
+        if not self.may(scope):
             raise Refusal("scope_missing", f"scope {scope} is needed: {SCOPES[scope]}")
 
     def choose_tenancy(self, named: str | None) -> str:

@@ -12,7 +12,6 @@ LIFECYCLES = (
 )  # fmt: skip
 """In the order in which a container goes through them; the last two are final."""
 FINAL = ("finished", "failed")
-PHASES = ("queued", "vm_boot", "pull", "start")
 SCOPES = {
     "containers:read": "see containers, their events, quotas",
     "containers:write": "make and delete containers",

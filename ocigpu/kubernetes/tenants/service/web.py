@@ -125,7 +125,7 @@ class Api:
         tokens: Sequence[TokenReader],
         log: ServiceLog,
         audit: Callable[[dict[str, Any]], None],
-        fleet: Fleet | None = None,
+        fleet: Fleet,
     ) -> None:
         self.fleet = fleet
         self.store, self.keeper, self.rules, self.log, self.audit = store, keeper, rules, log, audit
@@ -409,12 +409,12 @@ class Api:
 
     def _overview(self, ask: Ask) -> models.OverviewView:
         who = ask.principal
-        sees = self.fleet is not None and bool({"fleet:read", "admin"} & {*who.scopes})
+        sees = who.may("fleet:read")
         mine = who.tenancy or ""
         found = self.store.list_containers(mine, limit=self.store.fit(mine, limit=MAX_SHOWN))
-        problems = [self.keeper.problem, *(self.fleet.problems if sees and self.fleet else ())]
+        problems = [self.keeper.problem, *(self.fleet.problems if sees else ())]
         return models.OverviewView(
-            nodes=self.fleet.view() if sees and self.fleet else None,
+            nodes=self.fleet.view() if sees else None,
             containers=[view(one) for one in found],
             problem="; ".join(dict.fromkeys(filter(None, problems))),
         )
