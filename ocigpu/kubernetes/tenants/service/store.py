@@ -465,21 +465,11 @@ class CaasStore:
         256 bits of chance: one round of SHA-256 is enough where nothing can be guessed.
         """
         number, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+        hash_ = hashlib.sha256(secret.encode()).digest()
+        values = (number, hash_, tenancy, " ".join(scopes), label, self.clock(), expires)
         with self._change() as base:
-            base.execute(
-                "insert into keys values (?, ?, ?, ?, ?, ?, ?, 0)",
-                (
-                    number,
-                    hashlib.sha256(secret.encode()).digest(),
-                    tenancy,
-                    " ".join(scopes),
-                    label,
-                    self.clock(),
-                    expires,
-                ),
-            )
-        found = self.list_keys(number)[0]
-        return f"ocigpu_{number}_{secret}", found
+            base.execute("insert into keys values (?, ?, ?, ?, ?, ?, ?, 0)", values)
+        return f"ocigpu_{number}_{secret}", self.list_keys(number)[0]
 
     def check_key(self, key: str) -> ApiKey | None:
         """Return the key that this is, if it is one of ours that is neither revoked nor over."""
