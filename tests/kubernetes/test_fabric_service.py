@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from support.authority import Authority
+from support.lines import Lines
 
 from ocigpu.gpus.nvidia.fabric.libnvfm import LibnvfmFabric
 from ocigpu.gpus.nvidia.fabric.partitions import FabricError, board_partitions
@@ -25,30 +26,18 @@ from ocigpu.kubernetes.tenants.fabric_messages import SERVICE, ServiceAddress, p
 from ocigpu.kubernetes.tenants.fabric_server import FabricServer
 from ocigpu.sim.fabric import SimulatedManager
 from ocigpu.system.relay import Relay
-from ocigpu.system.service import ServiceLog
 
 ME = f"uid:{os.getuid()}"
 Serve = Callable[..., FabricServer]
 
 
-class KeptLog(ServiceLog):
-    """Keeps what would be printed."""
-
-    def __init__(self) -> None:
-        super().__init__(False)
-        self.lines: list[str] = []
-
-    def __call__(self, level: str, message: str, **_fields: object) -> None:
-        self.lines.append(f"{level}: {message}")
+@pytest.fixture
+def log() -> Lines:
+    return Lines()
 
 
 @pytest.fixture
-def log() -> KeptLog:
-    return KeptLog()
-
-
-@pytest.fixture
-def serve(fabric: LibnvfmFabric, log: KeptLog) -> Iterator[Serve]:
+def serve(fabric: LibnvfmFabric, log: Lines) -> Iterator[Serve]:
     """Call with an address, who may call, and the directory for TLS."""
     with ExitStack() as stack:
 
@@ -103,7 +92,7 @@ def test_the_host_remembers_what_it_has_activated_over_there(
 
 
 def test_who_is_not_named_is_not_answered(
-    serve: Serve, manager: SimulatedManager, work_directory: Path, log: KeptLog
+    serve: Serve, manager: SimulatedManager, work_directory: Path, log: Lines
 ) -> None:
     address = f"unix:{work_directory}/fabric.sock"
     serve(address, f"uid:{os.getuid() + 1}", "cid:2")
@@ -118,7 +107,7 @@ def test_who_is_not_named_is_not_answered(
 
 
 def test_mutual_tls_lets_in_whom_it_names(
-    serve: Serve, manager: SimulatedManager, authority: Authority, log: KeptLog
+    serve: Serve, manager: SimulatedManager, authority: Authority, log: Lines
 ) -> None:
     server = serve("tcp:127.0.0.1:0", "node-1", "node-3", tls=authority.issue("service"))
     address = f"grpc:{server.address}"
@@ -154,7 +143,7 @@ def test_mutual_tls_refuses_strangers_on_both_sides(
 
 
 def test_renewed_certificates_are_used_without_a_restart(
-    serve: Serve, manager: SimulatedManager, authority: Authority, tmp_path: Path, log: KeptLog
+    serve: Serve, manager: SimulatedManager, authority: Authority, tmp_path: Path, log: Lines
 ) -> None:
     (tmp_path / "new").mkdir()
     successor = Authority(tmp_path / "new")
@@ -249,7 +238,7 @@ WAYS = ["in a unix socket's family", *(["by the kernel's loopback"] if vsock_loo
 def test_a_vsock_on_both_sides(
     serve: Serve,
     manager: SimulatedManager,
-    log: KeptLog,
+    log: Lines,
     work_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     way: str,
@@ -274,7 +263,7 @@ def test_a_vsock_on_both_sides(
 def test_a_caller_on_a_vsock_who_is_not_named_is_not_answered(
     serve: Serve,
     manager: SimulatedManager,
-    log: KeptLog,
+    log: Lines,
     work_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     way: str,
