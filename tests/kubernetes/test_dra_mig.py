@@ -129,7 +129,7 @@ class MigHost(Lab):
             ("ocigpu.gpus.nvidia.mig", "_carry_out"),
             ("ocigpu.kubernetes.dra.prepare", "write_claim_spec"),
             ("ocigpu.kubernetes.dra.prepare", "remove_spec"),
-            ("ocigpu.kubernetes.dra.state", "replace_file"),
+            ("ocigpu.kubernetes.dra.state", "replace_path"),
         ):
             self._count(monkeypatch, module, name)
         super().__init__(

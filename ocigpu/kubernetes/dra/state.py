@@ -18,7 +18,7 @@ from ocigpu.core.errors import UNUSABLE, HostError
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.configs import DeviceConfig
 from ocigpu.kubernetes.dra.devices import DraDevice
-from ocigpu.system.files import lock_file, read_regular, replace_file
+from ocigpu.system.files import lock_file, read_regular, replace_path
 from ocigpu.system.locks import holding
 from ocigpu.system.proc import read_boot_id
 from ocigpu.system.store import seal, unseal
@@ -152,11 +152,7 @@ class ClaimStore:
         data = {"version": 1, "boot": self.boot(), "claims": {uid: _document(each) for uid, each in records.items()}}
         body = json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
         try:
-            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                replace_file(FILE, seal(body), 0o600, fd, durable=True)
-            finally:
-                os.close(fd)
+            replace_path(f"{self.directory}/{FILE}", seal(body), 0o600)
         except OSError as error:
             raise state_error(self.path, str(error.strerror)) from error
 
