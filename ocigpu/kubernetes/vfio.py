@@ -4,7 +4,6 @@ Kata asks the kubelet which devices a pod has, and looks for CDI devices called 
 and device have the names of the CDI specification that ``ocigpu cdi generate --mode vfio`` makes from the same facts.
 """
 
-import os
 import re
 from collections.abc import Mapping
 
@@ -16,6 +15,7 @@ from ocigpu.gpus.vfio.facts import Candidate, VfioFacts, group_members
 from ocigpu.gpus.vfio.offers import SWITCHES, offer_functions
 from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.sharing import DOMAIN, MAX_NAME
+from ocigpu.system.files import read_regular
 
 BY_MODEL = "model"
 SWITCH_RESOURCE = f"{DOMAIN}{SWITCHES}"
@@ -61,11 +61,8 @@ def read_model_names(paths: tuple[str, ...] = PCI_IDS) -> dict[int, str]:
     """Return NVIDIA's PCI devices by id from the first list of PCI ids that is there (pci.ids(5)); {} without one."""
     for path in paths:
         try:
-            if os.path.getsize(path) > MAX_PCI_IDS:
-                continue
-            with open(path, encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
-        except OSError:  # not installed
+            lines = read_regular(path, MAX_PCI_IDS).decode(errors="replace").splitlines()
+        except OSError:  # not installed, or not such a file
             continue
         return _names_of_vendor(lines, f"{NVIDIA_VENDOR:04x} ")
     return {}

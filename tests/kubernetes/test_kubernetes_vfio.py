@@ -1,5 +1,6 @@
 """GPUs for virtual machines as resources: names that Kata finds in CDI specifications."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,5 @@ def test_names_of_models_come_from_the_list_of_pci_ids(tmp_path: Path) -> None:
     )
     assert read_model_names((str(tmp_path / "absent"), str(path))) == {0x2330: NAMES[0x2330], 0x2901: "GB100 [B200]"}
     assert read_model_names((str(tmp_path / "absent"),)) == {}
+    os.mkfifo(tmp_path / "fifo")  # nobody writes into it: who opened it as a file would wait
+    assert read_model_names((str(tmp_path / "fifo"), str(path))) == read_model_names((str(path),))
