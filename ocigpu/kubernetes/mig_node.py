@@ -13,6 +13,7 @@ from lightkube.types import PatchType
 
 from ocigpu.cdi.write import write_file
 from ocigpu.core.errors import HostError, printable
+from ocigpu.gpus.tree import read_bytes
 from ocigpu.kubernetes.client import FAILURES, ask, refused, status_of
 from ocigpu.kubernetes.host_files import run_on_host
 from ocigpu.system.proc import read_boot_id
@@ -206,16 +207,10 @@ class HostTools:
         """Write what ocigpu-mig.service is to apply at boot, where it is not there already."""
         lines = [f"MIG_PARTED_SELECTED_CONFIG={name}", *([f"MIG_PARTED_CONFIG_FILE={BOOT_LAYOUTS}"] if layouts else [])]
         for path, text in ((BOOT_LAYOUTS, layouts), (BOOT_FILE, "\n".join(lines) + "\n")):
-            if not text:
+            content, target = text.encode(), self.path(path)
+            if not content or read_bytes(target, len(content) + 1) == content:
                 continue
-            target = self.path(path)
             try:
-                with open(target, encoding="utf-8") as file:
-                    if file.read() == text:
-                        continue
-            except (OSError, UnicodeDecodeError):
-                pass
-            try:
-                write_file(target, text.encode())
+                write_file(target, content)
             except OSError as error:
                 raise HostError("OCIGPU-MIG-6", f"write {target}: {error.strerror}") from error
