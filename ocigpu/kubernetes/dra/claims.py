@@ -37,6 +37,12 @@ def claim_error(claim: ClaimRef, text: str, hint: str | None = None) -> RequestE
     return RequestError("OCIGPU-DRA-1", f"claim {claim}: {text}", hint)
 
 
+def allocated_devices(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the devices that a claim of the API server has, of all drivers; [] while it is not allocated."""
+    allocation = (document.get("status") or {}).get("allocation") or {}
+    return (allocation.get("devices") or {}).get("results") or []
+
+
 def read_allocation(
     claim: ClaimRef, document: Mapping[str, Any] | None, driver: str, pool: str, devices: Sequence[DraDevice]
 ) -> tuple[Allotted, ...]:
@@ -53,7 +59,7 @@ def read_allocation(
     allocation = (document.get("status") or {}).get("allocation")
     if not isinstance(allocation, Mapping):
         raise claim_error(claim, "it is not allocated", "")
-    results = (allocation.get("devices") or {}).get("results") or []
+    results = allocated_devices(document)
     own = [each for each in results if each.get("driver") == driver][:MAX_RESULTS]
     if not own:
         others = ", ".join(sorted({str(each.get("driver")) for each in results})) or "nobody"
@@ -78,9 +84,7 @@ def is_allocated(claim: ClaimRef, document: Mapping[str, Any] | None, driver: st
     """Tell whether the API server's object is still this claim, with a device of this driver's pool."""
     if document is None or document.get("metadata", {}).get("uid") != claim.uid:
         return False
-    allocation = (document.get("status") or {}).get("allocation") or {}
-    results = (allocation.get("devices") or {}).get("results") or []
-    return any((each.get("driver"), each.get("pool")) == (driver, pool) for each in results)
+    return any((each.get("driver"), each.get("pool")) == (driver, pool) for each in allocated_devices(document))
 
 
 def check_holders(

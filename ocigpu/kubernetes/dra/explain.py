@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.dra.claims import allocated_devices
 from ocigpu.kubernetes.dra.cluster import ApiCluster
 from ocigpu.kubernetes.dra.fit import RequestFit, fit_claim, held_devices, published_devices
 
@@ -41,8 +42,7 @@ def read_fit(cluster: ApiCluster, namespace: str, name: str) -> ClaimFit:
         raise HostError(
             "OCIGPU-DRA-1", f"claim {namespace}/{name}: there is no such claim", "See: kubectl get resourceclaims -A"
         )
-    results = (((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}).get("results") or []
-    allocated = tuple(f"{each['driver']}/{each['pool']}/{each['device']}" for each in results)
+    allocated = tuple(f"{each['driver']}/{each['pool']}/{each['device']}" for each in allocated_devices(claim))
     devices, notes = published_devices(cluster.list_objects("ResourceSlice", "resourceslices", spec=True))
     if allocated:
         return ClaimFit(allocated, notes, ())

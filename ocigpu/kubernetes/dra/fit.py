@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, printable
+from ocigpu.kubernetes.dra.claims import allocated_devices
 from ocigpu.kubernetes.dra.slices import Slice
 from ocigpu.kubernetes.quantity import parse_quantity
 
@@ -84,8 +85,7 @@ def held_devices(claims: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, st
     held = {}
     for claim in claims:
         meta = claim["metadata"]
-        allocation = (claim.get("status") or {}).get("allocation") or {}
-        for each in (allocation.get("devices") or {}).get("results") or []:
+        for each in allocated_devices(claim):
             if not each.get("adminAccess") and not each.get("shareID"):
                 held[each["driver"], each["pool"], each["device"]] = f"{meta.get('namespace')}/{meta['name']}"
     return held
