@@ -60,6 +60,13 @@ class Hardware(NamedTuple):
     problem: str = ""
 
 
+def nvml_silence(facts: HostFacts) -> str:
+    """Return why NVML gave no answer about GPUs that the kernel's driver lists, "" when it did or there are none."""
+    if facts.source != "procfs" or not facts.gpus:
+        return ""
+    return next((note for note in facts.notes if note.startswith("NVML")), "NVML gave no answer")
+
+
 def read_hardware(facts: HostFacts, seconds: float = DEADLINE) -> Hardware:
     """Return what the host's NVML says; waits no longer than ``seconds``.  Never raises for what NVML does."""
     try:

@@ -23,6 +23,7 @@ from ocigpu.gpus.tree import find_roots, read_bytes
 from ocigpu.gpus.vfio.facts import GPU_CLASSES
 from ocigpu.kubernetes.api_server import ApiServer, apply, apply_to_node, find_api_server, read_namespace, request
 from ocigpu.kubernetes.config import Configuration, PluginOptions, Told, read_configuration
+from ocigpu.kubernetes.hardware import nvml_silence
 from ocigpu.kubernetes.labels import (
     SPACE,
     TIMESTAMP,
@@ -219,7 +220,7 @@ def read_surroundings(sys: str, machine_type_file: str, timestamp: int | None) -
 def _silence(node: KubernetesNode, around: Surroundings) -> str:
     if not node.source and around.pci_classes:
         return node.inventory.reason or "the driver gives no answer"
-    if node.source == "nvml" and node.facts.gpus and (node.facts.source == "procfs" or node.hardware.problem):
+    if node.source == "nvml" and node.facts.gpus and (node.hardware.problem or nvml_silence(node.facts)):
         return node.hardware.problem or "NVML gives no answer"
     return ""
 

@@ -17,6 +17,7 @@ from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.nvml_process import command
 from ocigpu.gpus.wsl.facts import is_wsl
 from ocigpu.kubernetes.config import Configuration
+from ocigpu.kubernetes.hardware import nvml_silence
 from ocigpu.kubernetes.node import KubernetesNode, read_node
 from ocigpu.kubernetes.specifications import write_specifications
 from ocigpu.system.programs import end_program
@@ -43,8 +44,7 @@ def read_again(before: KubernetesNode | None, settings: Settings, configuration:
             facts = read_host_facts(settings)
         except HostError:
             return Reading(read_node(settings, configuration))  # says why, or finds GPUs for virtual machines
-        if facts.source == "procfs" and facts.gpus:
-            problem = next((note for note in facts.notes if note.startswith("NVML")), "NVML gave no answer")
+        if problem := nvml_silence(facts):
             return Reading(None, problem)
         if before and before.source == "nvml" and facts == before.facts and not before.hardware.problem:
             return Reading(before)
