@@ -14,7 +14,7 @@ MAX_REPLICAS = 1024
 
 _HEX = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 _REFERENCE = re.compile(rf"[0-9]+(:[0-9]+)?|GPU-{_HEX}|MIG-{_HEX}|MIG-GPU-{_HEX}/[0-9]+/[0-9]+")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")  # RFC 1123
 
 
 class Shared(NamedTuple):
@@ -105,7 +105,7 @@ def resource_name(text: str, where: str) -> str:
     name = text if text.startswith(DOMAIN) else DOMAIN + text
     if len(name) > MAX_NAME:
         raise option_error(where, f"{quoted(name)} is longer than {MAX_NAME} characters")
-    if not _SUBDOMAIN.fullmatch(name.removeprefix(DOMAIN)):
+    if not SUBDOMAIN.fullmatch(name.removeprefix(DOMAIN)):
         raise option_error(
             where, f"{quoted(text)} is not a resource name of {DOMAIN.rstrip('/')}: letters a-z, digits, - and ."
         )

@@ -12,9 +12,9 @@ from ocigpu.kubernetes.dra.devices import DeviceOptions
 from ocigpu.kubernetes.dra.sockets import KubeletDirectories
 from ocigpu.kubernetes.exporter.owners import DRA_DRIVER
 from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET, find_values, read_flags, read_table
+from ocigpu.kubernetes.sharing import SUBDOMAIN
 
 OPTIONS = read_table(Path(__file__).with_name("options.toml"))
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_DRIVER, MAX_NODE = 63, 253
 
 
@@ -78,7 +78,7 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> DraOp
         ("node-name", options.node_name, MAX_NODE),
         ("driver-name", options.driver_name, MAX_DRIVER),
     ):
-        if text and (len(text) > most or not _NAME.fullmatch(text)):
+        if text and (len(text) > most or not SUBDOMAIN.fullmatch(text)):
             raise _wrong(f"--{name}", f"{quoted(text)} is not a DNS name of at most {most} characters")
     if not options.node_name:
         raise _wrong("--node-name", "it is not set", "In a pod: NODE_NAME from the field spec.nodeName.")
