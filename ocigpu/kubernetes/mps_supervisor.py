@@ -15,6 +15,7 @@ from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.config import Configuration, Told, read_configuration
 from ocigpu.kubernetes.devices import Resource
+from ocigpu.kubernetes.hardware import nvml_silence
 from ocigpu.kubernetes.mps import control_commands, mps_directories, mps_problem, mps_root
 from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, find_program
 from ocigpu.kubernetes.node import KubernetesNode, host_settings, read_node
@@ -65,10 +66,9 @@ def plan_daemons(node: KubernetesNode, configuration: Configuration, shm_size: s
     """Return the daemons that this node needs; no privilege, nothing is changed."""
     if configuration.sharing.strategy != "mps":
         return MpsPlan()
-    if node.source != "nvml" or (node.facts.gpus and node.hardware.problem):
-        return MpsPlan(
-            problems=(node.inventory.reason or node.hardware.problem or "there are no GPUs for MPS",), silent=True
-        )
+    unheard = (node.hardware.problem or nvml_silence(node.facts)) if node.facts.gpus else ""
+    if node.source != "nvml" or unheard:
+        return MpsPlan(problems=(node.inventory.reason or unheard or "there are no GPUs for MPS",), silent=True)
     jobs, problems, incomplete = {}, [], False
     program = find_program(node.facts)
     for resource in node.inventory.resources:

@@ -218,6 +218,9 @@ def test_which_daemons_a_node_needs(mps_host: SimulatedHost) -> None:
     assert gone == MpsPlan(problems=("nvidia.com/gpu: lost",), incomplete=True)
     silent = plan_daemons(node._replace(source=""), many, "1g")
     assert (silent.jobs, silent.silent) == ({}, True)
+    # NVML answered again when it was asked for memory, but the GPUs are those that the kernel's driver lists
+    listed = node.facts._replace(source="procfs", notes=("NVML: no answer; GPUs come from procfs",))
+    assert plan_daemons(node._replace(facts=listed), many, "1g") == MpsPlan(problems=listed.notes, silent=True)
 
 
 def test_directories_are_labelled_for_containers_where_files_have_labels(work_directory: Path) -> None:
