@@ -1,6 +1,7 @@
 """Claims are prepared and given back: once, whole, and undone by whoever comes after a driver that was killed."""
 
 import json
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,7 @@ from ocigpu.core.errors import HostError, OcigpuError, RequestError
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.devices import DraNode
 from ocigpu.kubernetes.dra.prepare import ClaimEffect, PreparedDevice
-from ocigpu.kubernetes.dra.state import FILE, ClaimStep, ClaimStore
+from ocigpu.kubernetes.dra.state import FILE, LOCK, ClaimStep, ClaimStore, find_stores
 
 A100 = host("a100-8")
 
@@ -427,3 +428,16 @@ def test_records_survive_the_file(tmp_path: Path) -> None:
     (device,) = record.devices
     assert isinstance(device, Allotted)
     assert (device.device.name, device.device.id, device.share) == ("gpu-1", A100.gpus[1].uuid, "s")
+
+
+@pytest.mark.root
+def test_claims_count_where_only_root_can_have_written_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, owner, mode in (("root", 0, 0o755), ("open", 0, 0o777), ("foreign", 12345, 0o755)):
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / LOCK).touch()
+        directory.chmod(mode)
+        os.chown(directory, owner, 0)
+    assert [Path(each.directory).name for each in find_stores(str(tmp_path))] == ["root"]
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)  # root's word counts for whoever asks
+    assert [Path(each.directory).name for each in find_stores(str(tmp_path))] == ["root"]

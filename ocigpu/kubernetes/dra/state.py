@@ -18,7 +18,7 @@ from ocigpu.core.errors import UNUSABLE, HostError
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.configs import DeviceConfig
 from ocigpu.kubernetes.dra.devices import DraDevice
-from ocigpu.system.files import lock_file, read_regular, replace_path
+from ocigpu.system.files import lock_file, read_regular, replace_path, why_untrusted
 from ocigpu.system.locks import holding
 from ocigpu.system.proc import read_boot_id
 from ocigpu.system.store import seal, unseal
@@ -172,7 +172,7 @@ class CheckpointStore(ClaimStore):
 def find_stores(plugins: str) -> tuple[ClaimStore, ...]:
     """Return the claims of the drivers that have been on a node; ``plugins``: the kubelet's directory of plugins.
 
-    A directory counts that nobody but the user of this process, root, can have written into.
+    A directory counts that nobody but root and the user of this process can have written into.
     """
     found = []
     kinds = (ClaimStore, CheckpointStore)
@@ -182,7 +182,7 @@ def find_stores(plugins: str) -> tuple[ClaimStore, ...]:
             status = os.lstat(directory)
         except OSError:  # it is gone
             continue
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+        if stat.S_ISDIR(status.st_mode) and not why_untrusted(status.st_uid, status.st_mode):
             found.append(kind(directory))
     return tuple(found)
 
