@@ -186,7 +186,7 @@ def test_devices_and_addresses() -> None:
         ("::1", 80),
         ("10.0.0.1", 1),
     ]
-    for text in ("9400", "a:b", ":70000", ":"):
+    for text in ("9400", "a:b", ":70000", ":0000099999", ":"):
         with pytest.raises(SettingsError):
             parse_address(text)
 
