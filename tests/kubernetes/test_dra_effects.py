@@ -1,5 +1,6 @@
 """What is done for a claim on the node: time slices, control daemons of MPS, GPUs that virtual machines still have."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.dra.claims import Allotted, mps_place
 from ocigpu.kubernetes.dra.configs import DeviceConfig
 from ocigpu.kubernetes.dra.devices import DraNode, make_devices, vfio_names
-from ocigpu.kubernetes.dra.effects import Effects, mps_commands, plan_steps
+from ocigpu.kubernetes.dra.effects import Effects, end_child, mps_commands, plan_steps
 from ocigpu.kubernetes.dra.node import read_dra_node
 from ocigpu.system.settings_file import read_settings
 
@@ -156,3 +157,23 @@ def test_a_control_daemon_that_does_not_start_leaves_nothing(
     lab.preparer.resume("mps")
     lab.preparer.unprepare(ref)
     assert list((tmp_path / "mps/claims").iterdir()) == []
+
+
+class StuckChild:
+    """A process that is stuck in the kernel: no signal ends it."""
+
+    stdin = stdout = stderr = None
+    returncode: int | None = None
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert timeout is not None, "nobody waits for ever"
+        raise subprocess.TimeoutExpired("stuck", timeout)
+
+
+def test_a_control_daemons_process_that_is_stuck_in_the_driver_is_left_alone() -> None:
+    child: Any = StuckChild()
+    end_child(child)
+    assert child.returncode == -9

@@ -43,7 +43,7 @@ from ocigpu.kubernetes.tenants.gate import LeaseGate
 from ocigpu.system.files import lock_file
 from ocigpu.system.libc import MNT_DETACH, umount2
 from ocigpu.system.locks import holding
-from ocigpu.system.programs import run_program
+from ocigpu.system.programs import end_program, run_program
 
 SECONDS = 20.0
 MPS_SECONDS = 40.0
@@ -149,7 +149,7 @@ class Effects:
     def close(self) -> None:
         """End all control daemons."""
         for child in list(self._children.values()):
-            _end(child)
+            end_child(child)
         self._children.clear()
 
     # time slices
@@ -200,7 +200,7 @@ class Effects:
         with self._lock:
             child = self._children.pop((record.claim.uid, step["group"]), None)
         if child:
-            _end(child)
+            end_child(child)
 
     def _runs(self, record: ClaimRecord, step: dict[str, str]) -> bool:
         with self._lock:
@@ -288,21 +288,20 @@ def _start_child(job: "dict[str, object]") -> "subprocess.Popen[bytes]":
     except BrokenPipeError:
         answer = ""
     if answer != "ready":
-        _end(child)
+        end_child(child)
         raise HostError("OCIGPU-DRA-3", printable(answer, 400) or "MPS: the control daemon gave no answer")
     return child
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End the child, which ends its daemon when its standard input is closed."""
+def end_child(child: "subprocess.Popen[bytes]") -> None:
+    """End the child, which ends its daemon when its standard input is closed; by force if it must be."""
     for stream in (child.stdin, child.stdout):
         if stream:
             stream.close()
     try:
         child.wait(MPS_SECONDS / 2)
     except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+        end_program(child)
 
 
 def remove_mps(root: str, place: str) -> None:
