@@ -17,6 +17,7 @@ from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.engines.places import Daemon, expand, is_foreign, read_file, running_daemons
 from ocigpu.engines.status import RUNTIME, read_engine_status
 from ocigpu.kubernetes.host_files import install_error, run_on_host
+from ocigpu.system.paths import opened
 from ocigpu.system.proc import read_stat
 from ocigpu.system.programs import Finished
 
@@ -172,19 +173,14 @@ class HostEngine:
 
     def _answers(self, running: Running, path: str) -> bool:
         directory = f"{self.host_root}/proc/{running.daemon.pid}/root{os.path.dirname(path)}"
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            with socket.socket(socket.AF_UNIX) as client:
+            with opened(os.open(directory, flags)) as fd, socket.socket(socket.AF_UNIX) as client:
                 client.settimeout(5)
                 client.connect(f"/proc/self/fd/{fd}/{os.path.basename(path)}")  # such paths have 107 bytes at most
-            return True
         except OSError:
             return False
-        finally:
-            os.close(fd)
+        return True
 
     def users(self, prefix: str) -> list[str]:
         """Return what still runs with the runtime below ``prefix``: shims of containerd, monitors of CRI-O.
