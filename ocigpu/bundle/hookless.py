@@ -6,7 +6,6 @@ is declared for a request is kept (:mod:`ocigpu.gpus.cached`).
 
 import errno
 import os
-import stat
 from binascii import crc32
 
 from ocigpu.bundle.declared import Declared, edit_declared, why_hook
@@ -18,7 +17,7 @@ from ocigpu.core.config_json import Document, get_list, get_object, has_user_nam
 from ocigpu.gpus.cached import find_answer
 from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.provision.inside import exists_inside, status_inside
-from ocigpu.system.files import draft_name, is_draft_left
+from ocigpu.system.files import draft_name, is_draft_left, is_open_to_all
 from ocigpu.system.log import get_trace, mark, step
 from ocigpu.system.paths import use_walk
 from ocigpu.system.signals import ended_by_signals
@@ -151,13 +150,8 @@ def why_exchangeable(declared: Declared) -> str:
 
     The runtime mounts by name, later; the hook mounts what it has looked at.
     """
-    for path in declared.optional:
-        try:
-            if os.stat(os.path.dirname(path)).st_mode & stat.S_IWOTH:
-                return f"every user can put a link in the place of {path}"
-        except OSError:  # it is gone, with its directory
-            continue
-    return ""
+    found = (path for path in declared.optional if is_open_to_all(os.path.dirname(path)))
+    return next((f"every user can put a link in the place of {path}" for path in found), "")
 
 
 def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:

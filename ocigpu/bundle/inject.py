@@ -7,6 +7,7 @@ from ocigpu.bundle.edit import NODE_OPTIONS, ConfigEdit, cleaned, put
 from ocigpu.core.cdi_names import HOOK_STAGES
 from ocigpu.core.config_json import HOOK_ENVIRONMENT, find, get_list, get_object
 from ocigpu.core.errors import CdiError, SpecError, quoted
+from ocigpu.system.files import is_open_to_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -218,10 +219,8 @@ class _Draft:
         A link in /tmp or the like: its maker chooses what the container gets of the host, perhaps to write to.
         """
         status, cause = self._look(path)
-        if status and stat.S_ISLNK(status.st_mode):
-            above = self._look(os.path.dirname(path))[0]
-            if above and above.st_mode & stat.S_IWOTH:
-                return "a link, in a directory where every user can make one"
+        if status and stat.S_ISLNK(status.st_mode) and is_open_to_all(os.path.dirname(path)):
+            return "a link, in a directory where every user can make one"
         return cause
 
     def _put_mount(self, destination: str, mount: "dict[str, Any]") -> None:

@@ -295,6 +295,14 @@ def why_replaceable(path: str) -> str:
     return ""
 
 
+def is_open_to_all(directory: str) -> bool:
+    """Tell whether every user can make files and links in a directory, wherever it is; no for one that is gone."""
+    try:
+        return bool(os.stat(directory).st_mode & stat.S_IWOTH)
+    except OSError:
+        return False
+
+
 def open_log_file(path: str, mode: int, strict: bool = False) -> int:
     """Return a descriptor that appends to a file, made with ``mode`` if missing.
 

@@ -358,6 +358,19 @@ def test_a_link_that_anybody_can_have_made_is_refused(tmp_path: Path) -> None:
     inject({}, edits)
 
 
+def test_whose_a_link_can_be_says_its_directory_and_no_link_to_that(tmp_path: Path) -> None:
+    """The mode of every link is 0777, such as that of /lib where it leads to /usr/lib: others write there for that."""
+    libraries = tmp_path / "usr/lib"
+    libraries.mkdir(parents=True)
+    (libraries / "libx.so.1").symlink_to("libx.so.1.0")
+    (tmp_path / "lib").symlink_to("usr/lib")
+    edits = [{"mounts": [mount("/a", f"{tmp_path}/lib/libx.so.1", options=["rbind"])]}]
+    inject({}, edits)
+    libraries.chmod(0o1777)
+    with pytest.raises(CdiError, match="a link, in a directory where every user can make one"):
+        inject({}, edits)
+
+
 def test_other_sources_are_left_to_the_runtime() -> None:
     edits = {"mounts": [mount("/a", "tmpfs", type="tmpfs"), mount("/b", "beside/the/bundle", options=["bind"])]}
     assert [item["source"] for item in injected({}, edits)["mounts"]] == ["tmpfs", "beside/the/bundle"]
