@@ -96,15 +96,7 @@ class BundleRoot:
 
     def check(self, declared: Declared, config: "dict[str, Any]", declare_rules: bool) -> None:
         """Raise NeedsHookError unless config.json and root directory can say all of it."""
-        of_users = has_user_namespace(config)
-        bind_nodes = not self.owns_policy or of_users
-        reason = why_hook(declared, config, lambda path: resolve_in_root(self.fd, path), declare_rules, bind_nodes)
-        reason = reason or why_exchangeable(declared)
-        if declared.simulated_proc and not self.owns_policy and of_users:
-            reason = reason or "the simulated host's own step cannot enter its user namespace"
-        if of_users:
-            reason = reason or _why_closed(self.fd, config, declared)
-        if reason:
+        if reason := why_not_declared(self.fd, declared, config, declare_rules, self.owns_policy):
             raise NeedsHookError(reason)
 
     def write(
@@ -145,7 +137,26 @@ class BundleRoot:
             directory.close()
 
 
-def why_exchangeable(declared: Declared) -> str:
+def why_not_declared(
+    root_fd: int, declared: Declared, config: "dict[str, Any]", declare_rules: bool, owns_policy: bool
+) -> str:
+    """Return why config.json and root directory cannot say all of it, "" if they can.
+
+    ``root_fd``: -1 where the directory is not there yet.  ``owns_policy``: as for :func:`declare_in_bundle`.
+    """
+    of_users = has_user_namespace(config)
+
+    def resolve(path: str) -> str:
+        return resolve_in_root(root_fd, path) if root_fd >= 0 else path
+
+    reason = why_hook(declared, config, resolve, declare_rules, not owns_policy or of_users)
+    reason = reason or _why_exchangeable(declared)
+    if declared.simulated_proc and not owns_policy and of_users:
+        reason = reason or "the simulated host's own step cannot enter its user namespace"
+    return reason or (_why_closed(root_fd, config, declared) if of_users and root_fd >= 0 else "")
+
+
+def _why_exchangeable(declared: Declared) -> str:
     """Return which file of a daemon lies where every user can put a link in its place, "" for none.
 
     The runtime mounts by name, later; the hook mounts what it has looked at.

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ocigpu.bundle.declared import Declared, edit_declared, why_hook
+from ocigpu.bundle.declared import Declared, edit_declared
 from ocigpu.bundle.document import check_can_have_gpus
 from ocigpu.bundle.edit import edit_config, rule_entries, take_back
 from ocigpu.bundle.from_plan import declare
-from ocigpu.bundle.hookless import VIEW_PREFIX, why_exchangeable
+from ocigpu.bundle.hookless import VIEW_PREFIX, why_not_declared
 from ocigpu.bundle.inject import edit_of_devices, put_devices
 from ocigpu.bundle.policy import find_hook, hook_path, owns_device_policy
-from ocigpu.bundle.rootfs import find_obstacle, resolve_in_root
+from ocigpu.bundle.rootfs import find_obstacle
 from ocigpu.cdi.conditions import check_conditions
 from ocigpu.cdi.registry import Resolved, read_registry
 from ocigpu.containers.child import ask_child, look_below
@@ -66,17 +66,15 @@ def why_not_spec(
     config = copy.deepcopy(container)
     take_back(config)
     declared = declare(plan, host)
-    options = (not settings.no_cgroups, has_user_namespace(config))
 
     def look(root_fd: int) -> str:
-        reason = why_hook(declared, config, lambda path: resolve_in_root(root_fd, path), *options)
-        reason = reason or why_exchangeable(declared)
+        reason = why_not_declared(root_fd, declared, config, not settings.no_cgroups, True)
         return reason or find_obstacle(root_fd, declared.links, declared.libraries)
 
     try:
         return str(look_below(root or rootfs_path(config, bundle), look))
     except OSError:
-        return why_hook(declared, config, str, *options) or why_exchangeable(declared)
+        return why_not_declared(-1, declared, config, not settings.no_cgroups, True)
 
 
 class Planned(NamedTuple):

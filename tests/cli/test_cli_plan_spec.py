@@ -95,9 +95,16 @@ def not_a_directory(config: dict[str, Any], rootfs: Path) -> None:
     (rootfs / "etc").write_text("x")
 
 
+def of_other_users(config: dict[str, Any], rootfs: Path) -> None:
+    config["linux"]["namespaces"].append({"type": "user"})
+    for name in ("uidMappings", "gidMappings"):
+        config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+
+
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
+        (of_other_users, "root of its user namespace may not make "),
         (volume, "/etc/ld.so.cache is in or below what is mounted on /etc"),
         (privileged, "it may make and open nodes of GPUs that are not granted"),
         (file_in_the_way, "the image has something else than a link at /usr/lib64/libcuda.so.1"),
