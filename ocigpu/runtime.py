@@ -8,7 +8,8 @@ import os
 import stat
 import time
 
-from ocigpu.bundle.policy import DEFAULT_PATH, find_hook, hook_path, is_stub, owns_device_policy
+from ocigpu.bundle.policy import find_hook, hook_path, is_stub, owns_device_policy
+from ocigpu.core.config_json import SEARCH_PATH
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
@@ -328,7 +329,7 @@ def find_runtime(settings: Settings, stub: str) -> str:
     Raises OcigpuError OCIGPU-RT-1.
     """
     own = _identity(stub)
-    search = f"{os.environ.get('PATH', '')}:{DEFAULT_PATH}".split(":")
+    search = f"{os.environ.get('PATH', '')}:{SEARCH_PATH}".split(":")
     directories = [directory for directory in search if directory.startswith("/")]
     for name in settings.runtime_runtimes:
         paths = [name] if "/" in name else [f"{directory}/{name}" for directory in directories]

@@ -48,7 +48,7 @@ def environment_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found but by what a test says."""
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("ocigpu.runtime.DEFAULT_PATH", "")
+    monkeypatch.setattr("ocigpu.runtime.SEARCH_PATH", "")
 
 
 # --- finding the low-level runtime
@@ -64,7 +64,7 @@ def test_names_are_searched_in_path_then_in_the_usual_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_path: None
 ) -> None:
     usual = program(tmp_path / "usual/runc")
-    monkeypatch.setattr("ocigpu.runtime.DEFAULT_PATH", f"{tmp_path}/usual")
+    monkeypatch.setattr("ocigpu.runtime.SEARCH_PATH", f"{tmp_path}/usual")
     assert find_runtime(settings_for("runc"), "/nonexistent") == usual
     own = program(tmp_path / "own/runc")
     monkeypatch.setenv("PATH", f"/nonexistent::{tmp_path}/own")
@@ -150,7 +150,7 @@ def test_the_shim_in_place_of_runc_finds_the_real_one_behind_it(
         (tmp_path / name).mkdir()
         write_stub(tmp_path / name / "runc", kind, "ocigpu-runtime")
     real = program(tmp_path / "third/runc")
-    monkeypatch.setattr("ocigpu.runtime.DEFAULT_PATH", "")
+    monkeypatch.setattr("ocigpu.runtime.SEARCH_PATH", "")
     monkeypatch.setenv("PATH", f"{tmp_path}/first:{tmp_path}/second:{tmp_path}/third")
     assert find_runtime(settings_for("runc"), f"{tmp_path}/first/runc") == real
 

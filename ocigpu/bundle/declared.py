@@ -3,8 +3,8 @@
 Kept apart from what makes it of a plan (:mod:`ocigpu.bundle.from_plan`), because most starts find it made already.
 """
 
-from ocigpu.bundle.edit import BIND_OPTIONS, NODE_OPTIONS, SIMULATED_PROC, ConfigEdit, cleaned, fitting_groups, put
-from ocigpu.core.config_json import HOOK_ENVIRONMENT, get_list, get_object, get_rules, has_user_namespace
+from ocigpu.bundle.edit import BIND_OPTIONS, NODE_OPTIONS, SIMULATED_PROC, ConfigEdit, fitting_groups, put
+from ocigpu.core.config_json import HOOK_ENVIRONMENT, clean_path, get_list, get_object, get_rules, has_user_namespace
 from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
@@ -113,7 +113,7 @@ def _why_covered(declared: Declared, config: "dict[str, Any]", resolve: "Callabl
             continue
         options = get_list(mount, "options")
         bound = mount.get("type") == "bind" or "bind" in options or "rbind" in options
-        path = cleaned(path)
+        path = clean_path(path)
         top = path.split("/", 2)[1]
         if top in ("proc", "sys") or (top == "dev" and not bound):
             continue

@@ -14,6 +14,7 @@ from ocigpu.core.config_json import (
     HOOK_ENVIRONMENT,
     OUR_HOOK,
     VENDOR_HOOKS,
+    clean_path,
     find,
     get_list,
     get_object,
@@ -163,12 +164,7 @@ def _replace(draft: "Entry", path: str, key: str, entries: "Mapping[str, Entry |
 def _depth(mount: "Entry") -> int:
     """Return how many slashes a mount's cleaned path has."""
     path: str = mount["destination"]
-    return (cleaned(path) if path.startswith("/") else os.path.normpath(path)).count("/")
-
-
-def cleaned(path: str) -> str:
-    """Return an absolute path without ``..`` and double slashes, of which normpath keeps two at the beginning."""
-    return os.path.normpath("/" + path.lstrip("/"))
+    return (clean_path(path) if path.startswith("/") else os.path.normpath(path)).count("/")
 
 
 def _put_rules(present: "list[Any]", rules: "Sequence[Entry]", edited_before: bool) -> None:

@@ -3,9 +3,9 @@
 import os
 import stat
 
-from ocigpu.bundle.edit import NODE_OPTIONS, ConfigEdit, cleaned, put
+from ocigpu.bundle.edit import NODE_OPTIONS, ConfigEdit, put
 from ocigpu.core.cdi_names import HOOK_STAGES
-from ocigpu.core.config_json import HOOK_ENVIRONMENT, find, get_list, get_object
+from ocigpu.core.config_json import HOOK_ENVIRONMENT, clean_path, find, get_list, get_object
 from ocigpu.core.errors import CdiError, SpecError, quoted
 from ocigpu.system.files import is_open_to_all
 
@@ -244,9 +244,9 @@ def _refuse_shared(config: "dict[str, Any]", added: "dict[str, Any]") -> None:
         volume = mount.get("destination") if isinstance(mount, dict) else None
         if not isinstance(volume, str) or volume in added or not any(o in _SHARED for o in get_list(mount, "options")):
             continue
-        volume = cleaned(volume)
+        volume = clean_path(volume)
         for destination in added:
-            if volume == "/" or cleaned(destination).startswith(f"{volume}/"):
+            if volume == "/" or clean_path(destination).startswith(f"{volume}/"):
                 raise CdiError(
                     "OCIGPU-CDI-6",
                     f"mount {quoted(destination)}: it is below {quoted(volume)}, a volume that is shared with the host,"

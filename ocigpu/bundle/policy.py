@@ -6,8 +6,6 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.system.namespaces import in_initial_user_namespace
 
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 
 def owns_device_policy() -> bool:
     """Tell whether this process may set device cgroup rules: root of the initial user namespace.

@@ -25,7 +25,7 @@ from ocigpu.cdi.hook_words import (
     render_hook,
 )
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, RefreshLdCache, Tmpfs, join_groups
-from ocigpu.core.config_json import HOOK_ENVIRONMENT, OUR_HOOK
+from ocigpu.core.config_json import HOOK_ENVIRONMENT, OUR_HOOK, SEARCH_PATH
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, PROFILE_DIRECTORY
@@ -48,9 +48,6 @@ MOUNT_OPTIONS = ("rbind", "rprivate")
 DEFAULT_HOOKS = tuple(name for name in HOOK_NAMES if name != "chmod")
 """Hooks that are written when nobody says otherwise: chmod is of use only to old runtimes."""
 FOREIGN_ENVIRONMENT = ("NVIDIA_CTK_DEBUG=false",)
-
-
-USUAL_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 class HookOptions(NamedTuple):
@@ -204,7 +201,7 @@ def _beside() -> str:
 
 
 def _search(name: str) -> str:
-    directories = [*os.environ.get("PATH", "").split(":"), *USUAL_DIRECTORIES]
+    directories = f"{os.environ.get('PATH', '')}:{SEARCH_PATH}".split(":")
     paths = (f"{directory}/{name}" for directory in directories if directory.startswith("/"))
     return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 

@@ -7,6 +7,7 @@ ours do, and with another one, or none, a container has no libcuda.so.1 and noth
 import os
 
 from ocigpu.cdi.hook_words import OPTIONS, CreateSymlinks, UpdateLdCache, parse_hook
+from ocigpu.core.config_json import clean_path
 from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus.elf import read_elf
 
@@ -30,11 +31,13 @@ def left_to_ldconfig(spec: "dict[str, Any]", read_soname: "Callable[[str], str]"
     edits = [spec.get("containerEdits", {}), *(device.get("containerEdits", {}) for device in spec.get("devices", ()))]
     commands = [c for edit in edits for hook in edit.get("hooks", ()) for c in _commands(hook.get("args", []))]
     folders = {
-        _clean(folder) for command in commands if isinstance(command, UpdateLdCache) for folder in command.folders
+        clean_path(folder) for command in commands if isinstance(command, UpdateLdCache) for folder in command.folders
     }
-    given = {_clean(path) for command in commands if isinstance(command, CreateSymlinks) for _, path in command.links}
+    given = {
+        clean_path(path) for command in commands if isinstance(command, CreateSymlinks) for _, path in command.links
+    }
     mounts = {
-        _clean(m.get("containerPath", "")): m.get("hostPath", "") for edit in edits for m in edit.get("mounts", ())
+        clean_path(m.get("containerPath", "")): m.get("hostPath", "") for edit in edits for m in edit.get("mounts", ())
     }
     given |= mounts.keys()
     sonames: dict[str, str] = {}
@@ -66,10 +69,6 @@ def _commands(arguments: list[str]) -> "tuple[Command, ...]":
         return parse_hook(arguments[start:]).commands
     except OcigpuError:
         return ()
-
-
-def _clean(path: str) -> str:
-    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def read_host_soname(path: str) -> str:

@@ -6,9 +6,8 @@ root``), with two differences: a device node gets a ``hostPath`` only if its pat
 version is raised to what the result needs.
 """
 
-import os
-
 from ocigpu.cdi.versions import is_older, minimum_version, parse_version
+from ocigpu.core.config_json import clean_path
 from ocigpu.gpus.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
 TYPE_CHECKING = False
@@ -32,7 +31,7 @@ def transform_root(spec: "dict[str, Any]", from_root: str, to_root: str, side: s
     the fingerprint is left out: it stands for the settings of where the specification was generated.  Lists and objects
     that do not change are shared with ``spec``, which stays as it was.
     """
-    from_root, to_root = _clean(from_root or "/"), _clean(to_root or "/")
+    from_root, to_root = clean_path(from_root or "/"), clean_path(to_root or "/")
 
     def moved(path: str) -> str:
         return move_path(path, from_root, to_root)
@@ -60,17 +59,13 @@ def move_path(path: str, from_root: str, to_root: str) -> str:
     """Return an absolute ``path`` with its root replaced; any other text, and a path outside, as it is."""
     if not path.startswith("/") or from_root == to_root:
         return path
-    clean = _clean(path)
+    clean = clean_path(path)
     if clean == from_root:
         return to_root
     inside = from_root.rstrip("/") + "/"
     if not clean.startswith(inside):
         return path
     return to_root.rstrip("/") + "/" + clean[len(inside) :]
-
-
-def _clean(path: str) -> str:
-    return "/" + os.path.normpath(path).lstrip("/")
 
 
 def _move_edits(edits: "Edits", moved: "Transform", host: bool) -> "Edits":

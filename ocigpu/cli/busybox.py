@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ocigpu.core.config_json import SEARCH_PATH
 from ocigpu.core.errors import OcigpuError
 from ocigpu.system.programs import run_program
 
-COMMAND_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DIRECTORIES = ("bin", "dev", "etc", "lib", "lib64", "proc", "run", "sys", "tmp", "usr/bin", "usr/lib", "var")
 LOADED_LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 """What the driver's libraries need of glibc; programs that open them with dlopen do not name all of these."""
@@ -36,7 +36,7 @@ def make_root(rootfs: Path, programs: tuple[str, ...] = ()) -> bool:
     when they are mounted into the container.  Returns whether true(1) needs a loader: then /usr/bin/true shows whether
     a library can be loaded.  Raises OcigpuError OCIGPU-DEMO-1 without busybox.
     """
-    busybox = shutil.which("busybox", path=COMMAND_PATH)
+    busybox = shutil.which("busybox", path=SEARCH_PATH)
     if busybox is None:
         cause = "busybox was not found: the container is made of it"
         raise OcigpuError("OCIGPU-DEMO-1", cause, "install busybox-static")

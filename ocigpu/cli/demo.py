@@ -15,10 +15,11 @@ from typing import Annotated, NamedTuple
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import Range
-from ocigpu.cli.busybox import COMMAND_PATH, make_bundle, make_config, sections_of
+from ocigpu.cli.busybox import make_bundle, make_config, sections_of
 from ocigpu.cli.cleaning import cleaning_up
 from ocigpu.cli.plan import granted_fields, listed_devices
 from ocigpu.core.actions import KINDS, Node, Plan, RefreshLdCache
+from ocigpu.core.config_json import SEARCH_PATH
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
@@ -139,7 +140,7 @@ def _find_shim(named: str) -> str:
 
 
 def _find_low_level() -> str:
-    path = os.pathsep.join([os.environ.get("PATH", ""), COMMAND_PATH])
+    path = os.pathsep.join([os.environ.get("PATH", ""), SEARCH_PATH])
     for name in ("runc", "crun"):
         found = shutil.which(name, path=path)
         if found:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.cli import show
+from ocigpu.core.config_json import clean_path
 from ocigpu.core.errors import OcigpuError, UsageError, printable
 from ocigpu.core.facts import to_data
 
@@ -158,7 +159,7 @@ def _absolute(root: str, *paths: str) -> tuple[str, ...]:
 
 
 def _below(root: str, path: str) -> str:
-    return os.path.abspath(path) if root == "/" else os.path.normpath("/" + path.lstrip("/"))
+    return os.path.abspath(path) if root == "/" else clean_path(path)
 
 
 def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:

@@ -17,7 +17,9 @@ DECLARED = "ocigpu/declared"
 """Annotation that says what of a config.json an edit has put there (:mod:`ocigpu.bundle.edit`)."""
 CDI_DEVICES = "ocigpu/cdi"
 """Annotation with the CDI devices whose hooks the shim has carried out: no hook is left to tell."""
-HOOK_ENVIRONMENT = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"]
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where hosts have programs; also what a service without a PATH of its own has (systemd.exec(5))."""
+HOOK_ENVIRONMENT = [f"PATH={SEARCH_PATH}", "LC_ALL=C.UTF-8"]
 """Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
 
 
@@ -88,6 +90,11 @@ def rootfs_path(config: "dict[str, Any]", bundle: str) -> str:
     if not isinstance(path, str) or not is_path(path):
         raise SpecError("OCIGPU-SPEC-3", f"{os.path.join(bundle, 'config.json')}: root.path is missing")
     return os.path.normpath(os.path.join(os.path.abspath(bundle or "."), path))
+
+
+def clean_path(path: str) -> str:
+    """Return an absolute path without ``..`` and double slashes, of which normpath keeps two at the beginning."""
+    return os.path.normpath("/" + path.lstrip("/"))
 
 
 def is_path(text: str) -> bool:

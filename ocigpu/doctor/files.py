@@ -3,13 +3,14 @@
 import os
 import shutil
 
+from ocigpu.core.config_json import SEARCH_PATH
 from ocigpu.core.errors import UsageError
 from ocigpu.doctor.findings import Evidence
 from ocigpu.gpus.tree import TEXT_LIMIT, Tree, read_text
 
 LARGE_TEXT = 64 << 20
 """Bytes read of a file that may be long: a package database, a list of modules or of users."""
-PROGRAM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+PROGRAM_DIRECTORIES = tuple(SEARCH_PATH.split(":"))
 
 
 class RootFiles:

@@ -8,13 +8,14 @@ import stat
 import tomllib
 from typing import Any, NamedTuple
 
+from ocigpu.core.config_json import SEARCH_PATH
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.rawjson import parse
 from ocigpu.system.files import read_bounded
 from ocigpu.system.paths import open_in_root
 
 ENGINES = ("docker", "containerd", "crio", "podman")
-DAEMON_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+DAEMON_PATH = tuple(SEARCH_PATH.split(":"))
 """Where a service without a PATH of its own finds programs (systemd.exec(5)), the hook of Docker's --gpus too."""
 PROGRAMS = {"docker": "dockerd", "containerd": "containerd", "crio": "crio", "podman": "podman"}
 MAX_CONFIG = 4 << 20

@@ -18,8 +18,7 @@ byte for byte.
 import os
 import time
 
-from ocigpu.bundle.policy import DEFAULT_PATH as DEFAULT_SEARCH
-from ocigpu.core.config_json import DECLARED
+from ocigpu.core.config_json import DECLARED, SEARCH_PATH
 from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
 from ocigpu.system.store import open_cache, prune_cache, read_cached, write_cached
@@ -66,7 +65,7 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     candidates = [*(name for name in (*settings.runtime_runtimes, runtime) if "/" in name), path]
     if not all(name.startswith("/") for name in candidates):
         return  # another in another directory
-    directories = [name for name in f"{search}:{DEFAULT_SEARCH}".split(":") if name.startswith("/")]
+    directories = [name for name in f"{search}:{SEARCH_PATH}".split(":") if name.startswith("/")]
     watched = [
         *candidates,
         *map(os.path.dirname, (*candidates, os.path.realpath(path), os.path.dirname(__file__))),

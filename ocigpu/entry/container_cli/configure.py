@@ -8,6 +8,7 @@ import argparse
 import os
 
 from ocigpu.core.actions import Node, Plan
+from ocigpu.core.config_json import clean_path
 from ocigpu.core.errors import OcigpuError, RequestError, SpecError, UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.gate import Asker, why_not
@@ -93,7 +94,7 @@ def _configure(options: argparse.Namespace, channels: list[int], settings: Setti
 
 
 def _parse_rootfs(text: str) -> str:
-    rootfs = os.path.normpath(f"/{text.lstrip('/')}")
+    rootfs = clean_path(text)
     if not text.startswith("/") or rootfs == "/":
         raise UsageError(f"invalid rootfs directory: {quoted(text)}", "Give the absolute path of a directory but /.")
     return rootfs

@@ -4,9 +4,7 @@ The configuration is written by an engine, but its environment by an image: ever
 wrong JSON type count as absent; a device list, number or expression that cannot be understood stops the container.
 """
 
-import os
-
-from ocigpu.core.config_json import get_object, read_env
+from ocigpu.core.config_json import clean_path, get_object, read_env
 from ocigpu.core.errors import RequestError, printable, quoted
 from ocigpu.core.gate import (
     CONDITIONS,
@@ -275,7 +273,7 @@ def _clean_path(value: "Any") -> str:
     """Return the absolute path without "..", "." and doubled slashes, or "" for anything else."""
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         return ""
-    return os.path.normpath("/" + value.lstrip("/"))
+    return clean_path(value)
 
 
 def _requested_by_variables(variables: "Variables", swarm: tuple[str, ...]) -> tuple[tuple[str, ...], str, str]:

@@ -6,6 +6,7 @@ with the types dev, dir, lib and sym.  A path may be a pattern: ``*``, ``?`` and
 
 import os
 
+from ocigpu.core.config_json import clean_path
 from ocigpu.core.facts import DeviceNode, HostFile
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
@@ -241,7 +242,7 @@ class _Reader:
             if not target:
                 return
             self.links.setdefault(path, target)
-            path = "/" + os.path.normpath(os.path.join(directory or "/", target)).lstrip("/")
+            path = clean_path(os.path.join(directory or "/", target))
 
     def _add_library_links(self, tree: Tree, resolved: str) -> None:
         """Add the names by which programs and the loader know a library, where the host has them or they are usual."""
