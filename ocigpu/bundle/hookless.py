@@ -13,7 +13,7 @@ from ocigpu.bundle.document import write_config
 from ocigpu.bundle.edit import remove_gpu_hooks, take_back_rules
 from ocigpu.bundle.rootfs import NeedsHookError, RootDirectory, resolve_in_root
 from ocigpu.core import rawjson
-from ocigpu.core.config_json import Document, get_list, get_object, has_user_namespace, rootfs_path
+from ocigpu.core.config_json import Document, get_list, get_object, has_user_namespace, map_inside, rootfs_path
 from ocigpu.gpus.cached import find_answer
 from ocigpu.provision.image import has_compat, read_layout
 from ocigpu.provision.inside import exists_inside, status_inside
@@ -183,19 +183,10 @@ def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> s
         while found is None and parent:
             parent = parent.rpartition("/")[0]
             found = status_inside(root_fd, parent or "/")
-        owned = found is not None and _is_mapped(uids, found.st_uid) and _is_mapped(gids, found.st_gid)
+        owned = found is not None and map_inside(uids, found.st_uid) >= 0 <= map_inside(gids, found.st_gid)
         if found is None or not (owned or found.st_mode & 0o002):
             return f"root of its user namespace may not make {path} in the image's {parent or '/'}"
     return ""
-
-
-def _is_mapped(mappings: "list[Any]", number: int) -> bool:
-    """Tell whether linux.uidMappings or gidMappings maps an id of the host; a malformed entry maps none."""
-    for entry in mappings:
-        first, size = (entry.get(name) for name in ("hostID", "size")) if isinstance(entry, dict) else (None, None)
-        if type(first) is int and type(size) is int and first <= number < first + size:
-            return True
-    return False
 
 
 def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:

@@ -71,6 +71,21 @@ def has_user_namespace(config: "dict[str, Any]") -> bool:
     return any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces)
 
 
+def map_inside(mappings: "list[Any]", number: int) -> int:
+    """Return the id inside by which linux.uidMappings or gidMappings map an id of the host, -1 for none.
+
+    A malformed entry maps none.
+    """
+    for entry in mappings:
+        names = ("containerID", "hostID", "size") if isinstance(entry, dict) else ()
+        numbers: "list[Any]" = [entry.get(name) for name in names]
+        if numbers and all(type(one) is int for one in numbers):
+            first, host_first, size = numbers
+            if 0 <= number - host_first < size:
+                return int(first + number - host_first)
+    return -1
+
+
 def get_rules(config: "dict[str, Any]") -> "list[Any]":
     """Return linux.resources.devices, or an empty list."""
     return get_list(get_object(get_object(config, "linux"), "resources"), "devices")

@@ -6,7 +6,7 @@ plan (:class:`ocigpu.core.actions.JoinGroup`); :mod:`ocigpu.bundle.edit` puts th
 
 import os
 
-from ocigpu.core.config_json import get_list, get_object, has_user_namespace
+from ocigpu.core.config_json import get_list, get_object, has_user_namespace, map_inside
 from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
@@ -75,15 +75,7 @@ def _map_inside(config: "dict[str, Any]", gid: int) -> int:
     """Return the id in the container's user namespace of a group of ours, -1 without one."""
     if not has_user_namespace(config):
         return gid
-    for mapping in get_list(get_object(config, "linux"), "gidMappings"):
-        numbers: "list[Any]" = (
-            [mapping.get(name) for name in ("containerID", "hostID", "size")] if isinstance(mapping, dict) else []
-        )
-        if len(numbers) == 3 and all(type(number) is int for number in numbers):
-            first, host_first, size = numbers
-            if 0 <= gid - host_first < size:
-                return int(first + gid - host_first)
-    return -1
+    return map_inside(get_list(get_object(config, "linux"), "gidMappings"), gid)
 
 
 def _is_known_here(gid: int) -> bool:

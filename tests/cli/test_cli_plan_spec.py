@@ -101,9 +101,17 @@ def of_other_users(config: dict[str, Any], rootfs: Path) -> None:
         config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
 
 
+def of_half_a_mapping(config: dict[str, Any], rootfs: Path) -> None:
+    """What has no containerID maps nobody, as for the groups of device nodes."""
+    of_other_users(config, rootfs)
+    for name in ("uidMappings", "gidMappings"):
+        config["linux"][name] = [{"hostID": 0, "size": 1 << 31}]
+
+
 @pytest.mark.parametrize(
     ("edit", "why"),
     [
+        (of_half_a_mapping, "root of its user namespace may not make "),
         (of_other_users, "root of its user namespace may not make "),
         (volume, "/etc/ld.so.cache is in or below what is mounted on /etc"),
         (privileged, "it may make and open nodes of GPUs that are not granted"),
