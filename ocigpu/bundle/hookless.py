@@ -196,15 +196,21 @@ def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Dec
     """
     about = (request, *read_layout(root_fd))
 
-    def make() -> "dict[str, Any]":
-        return _make_declared(root_fd, request, settings)._asdict()
+    def make() -> Declared:
+        return _make_declared(root_fd, request, settings)
 
-    if has_compat(root_fd):  # what compatibility libraries mean is read from them
-        return Declared(**make())
+    # what compatibility libraries mean is read from them
+    return make() if has_compat(root_fd) else find_kept("declared", about, settings, make)
+
+
+def find_kept(
+    kind: str, about: "tuple[Any, ...]", settings: "Settings", make: "Callable[[], Declared]", stamp: str = ""
+) -> Declared:
+    """Return what ``make`` does, or did in an earlier start: as :func:`ocigpu.gpus.cached.find_answer`."""
     try:
-        return Declared(**find_answer("declared", about, settings, make))
+        return Declared(**find_answer(kind, about, settings, lambda: make()._asdict(), stamp))
     except TypeError:  # kept by other code of this version
-        return Declared(**make())
+        return make()
 
 
 def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:

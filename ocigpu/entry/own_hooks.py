@@ -8,7 +8,7 @@ import os
 from binascii import crc32
 
 from ocigpu.bundle.declared import Declared, edit_of
-from ocigpu.bundle.hookless import BundleRoot
+from ocigpu.bundle.hookless import BundleRoot, find_kept
 from ocigpu.bundle.inject import put_devices
 from ocigpu.bundle.rootfs import NeedsHookError, find_obstacle
 from ocigpu.cdi.hook_words import (
@@ -22,7 +22,6 @@ from ocigpu.cdi.hook_words import (
 from ocigpu.core.config_json import get_list, get_object, is_path, rootfs_path
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.record import NamedTuple
-from ocigpu.gpus.cached import find_answer
 from ocigpu.hook import split_options
 from ocigpu.provision.inside import exists_inside
 from ocigpu.provision.loader import COMPAT_CONF, read_loader_facts
@@ -215,17 +214,14 @@ def _find_declared(
     files = tuple((spec.path, crc32(spec.body), crc32(repr(spec.edits).encode())) for spec in resolved.specs)
     words = crc32(repr((own.commands, edit.mounts)).encode())
 
-    def make() -> "dict[str, Any]":
-        return _declare(root_fd, gpus, targets, loader, edit, own, settings)._asdict()
+    def make() -> Declared:
+        return _declare(root_fd, gpus, targets, loader, edit, own, settings)
 
     stamp = _kept_stamp(settings) if stamp == "" else stamp
     if has_compat or not stamp:  # what compatibility libraries mean is read from them
-        return Declared(**make())
-    try:
-        about = (edit.devices, own.settings, files, words, gpus, targets, loader)
-        return Declared(**find_answer("hooks", about, settings, make, stamp))
-    except TypeError:  # kept by other code of this version
-        return Declared(**make())
+        return make()
+    about = (edit.devices, own.settings, files, words, gpus, targets, loader)
+    return find_kept("hooks", about, settings, make, stamp)
 
 
 def _kept_stamp(settings: "Settings") -> str:
