@@ -240,10 +240,10 @@ def inject_devices(
     :func:`ocigpu.cdi.conditions.check_conditions` does.
     """
     from ocigpu.bundle.document import write_config
-    from ocigpu.bundle.inject import MAKE_NODES, edit_of_devices, put_devices
+    from ocigpu.bundle.inject import edit_of_devices, put_devices
     from ocigpu.bundle.rootfs import NeedsHookError
     from ocigpu.cdi.registry import read_registry
-    from ocigpu.core.errors import CdiError, HostError
+    from ocigpu.core.errors import MAKE_NODES, CdiError, HostError
     from ocigpu.gpus.fingerprint import ANNOTATION, stale_reasons
 
     names = request.cdi_devices

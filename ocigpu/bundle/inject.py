@@ -5,8 +5,8 @@ import stat
 
 from ocigpu.bundle.edit import NODE_OPTIONS, ConfigEdit, put
 from ocigpu.core.cdi_names import HOOK_STAGES
-from ocigpu.core.config_json import HOOK_ENVIRONMENT, clean_path, find, get_list, get_object
-from ocigpu.core.errors import CdiError, SpecError, quoted
+from ocigpu.core.config_json import HOOK_ENVIRONMENT, clean_path, find, get_list, get_object, has_user_namespace
+from ocigpu.core.errors import MAKE_NODES, CdiError, SpecError, quoted
 from ocigpu.system.files import is_open_to_all
 
 TYPE_CHECKING = False
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 DEFAULT_ACCESS = "rwm"
 _SHARED = ("shared", "rshared")
-MAKE_NODES = "ocigpu system create-device-nodes"
 ENGINE_HINT = "The engine wrote a configuration that is not one of the OCI runtime specification."
 
 
@@ -127,8 +126,8 @@ class _Draft:
     def __init__(self, config: "dict[str, Any]", rootless: bool, lstat: "Callable[[str], os.stat_result]") -> None:
         self.rootless = rootless
         self.lstat = lstat
-        namespaces = find(find(config, "linux", dict, "linux"), "namespaces", list, "linux.namespaces")
-        self.user_namespace = any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces)
+        find(find(config, "linux", dict, "linux"), "namespaces", list, "linux.namespaces")  # refuses another type
+        self.user_namespace = has_user_namespace(config)
         user = find(find(config, "process", dict, "process"), "user", dict, "process.user")
         self.owner = {name: user[name] for name in ("uid", "gid") if _is_id(user.get(name))}
         self.nodes: dict[str, dict[str, Any] | None] = {}

@@ -11,6 +11,9 @@ Every code is listed in :data:`ocigpu.core.codes.CODES` with its cause and fix.
 import errno
 import os
 
+MAKE_NODES = "ocigpu system create-device-nodes"
+"""What hints name for nodes that the host lacks."""
+
 
 class OcigpuError(Exception):
     """An error for a user: ``code`` of :data:`ocigpu.core.codes.CODES`, ``message`` of one line."""

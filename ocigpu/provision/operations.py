@@ -19,7 +19,7 @@ import os
 import stat
 
 from ocigpu.core.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
-from ocigpu.core.errors import ApplyError, cause, quoted
+from ocigpu.core.errors import MAKE_NODES, ApplyError, cause, quoted
 from ocigpu.core.record import NamedTuple
 from ocigpu.provision import files, mounts
 from ocigpu.provision.inside import is_of_kernel
@@ -250,7 +250,7 @@ def make_node(transaction: Transaction, action: Node) -> None:
             raise ApplyError(
                 "OCIGPU-DEV-3",
                 f"{action.describe()}: mknod is not possible for this container and the host has no node to mount",
-                "Make it on the host: ocigpu system create-device-nodes"
+                f"Make it on the host: {MAKE_NODES}"
                 if node.container_path.startswith("/dev/nvidia")
                 else f"Make it on the host: {node.container_path}",
             )
@@ -285,7 +285,7 @@ def _leave_to_host(transaction: Transaction, action: Node) -> None:
     raise ApplyError(
         "OCIGPU-DEV-3",
         f"{action.describe()}: its directory is a volume of the host, which has no such node",
-        "Make it on the host (ocigpu system create-device-nodes), or give the container a /dev of its own.",
+        f"Make it on the host ({MAKE_NODES}), or give the container a /dev of its own.",
     )
 
 

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import MAKE_NODES, HostError
 from ocigpu.core.facts import Permissions
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.devices import CONTROL_MINOR, IMEX_DRIVER, MODESET_MINOR
@@ -94,7 +94,7 @@ def read_driver(roots: Roots) -> Driver:
         raise HostError(
             "OCIGPU-HOST-1",
             f"{roots.proc}/devices: no device number of the NVIDIA driver: it is not loaded",
-            "Install the driver, then: ocigpu system create-device-nodes --load-kernel-modules",
+            f"Install the driver, then: {MAKE_NODES} --load-kernel-modules",
         )
     directory = f"{roots.proc}/driver/nvidia"
     params = read_text(f"{directory}/params") or ""
