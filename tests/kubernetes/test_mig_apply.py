@@ -145,9 +145,9 @@ def test_gpus_that_are_as_the_layout_says_are_only_read(
     host = make_mig_host(work_directory / "host", 1, "h100", "0:3g.40gb,3g.40gb")
     verbs: list[str] = []
 
-    def ask(verb: str, *arguments: Any) -> Any:
+    def ask(verb: str, *arguments: Any, **options: Any) -> Any:
         verbs.append(verb)
-        return nvml_process.ask(verb, *arguments)
+        return nvml_process.ask(verb, *arguments, **options)
 
     monkeypatch.setattr("ocigpu.gpus.nvidia.mig.ask", ask)
     assert mig(host, capfd, "apply", "-c", "all-3g.40gb")[0] == 0
