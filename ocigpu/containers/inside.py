@@ -18,7 +18,7 @@ from ocigpu.core.actions import Link, Node
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
-from ocigpu.provision.container import LiveContainer, join, open_root, use_owner_ids
+from ocigpu.provision.container import LiveContainer, join, join_users, open_root, use_owner_ids
 from ocigpu.provision.mounts import enter_own_proc, read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.paths import open_in_root, open_parent
@@ -107,7 +107,7 @@ def _enter(container: LiveContainer, as_root: bool = False) -> int:
     root_fd = open_root(container)
     if container.other_user_namespace and not container.join_user:
         if as_root:
-            libc.setns(container.user_fd, libc.CLONE_NEWUSER)
+            join_users(container)
             os.setresgid(0, 0, 0)
             os.setresuid(0, 0, 0)
         else:

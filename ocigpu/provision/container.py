@@ -205,7 +205,7 @@ def join(container: LiveContainer) -> None:
     step = "user"
     try:
         if container.join_user:
-            libc.setns(container.user_fd, libc.CLONE_NEWUSER)
+            join_users(container)
             for call in (os.setresgid, os.setresuid):
                 try:
                     call(0, 0, 0)
@@ -217,6 +217,16 @@ def join(container: LiveContainer) -> None:
     except OSError as error:
         message = f"join {step} namespace of process {container.pid}: {cause(error)}"
         raise ApplyError("OCIGPU-NS-2", message, errno=error.errno or 0) from error
+
+
+def join_users(container: LiveContainer) -> None:
+    """Enter the container's user namespace, with the ids that we have; raises OSError.
+
+    From then on who has CAP_SYS_PTRACE there has it over this process, and sees it where the container has the host's
+    process numbers: a process that is not dumpable can be neither traced nor are its descriptors shown (ptrace(2)).
+    """
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)
+    libc.setns(container.user_fd, libc.CLONE_NEWUSER)
 
 
 def open_root(container: LiveContainer) -> int:

@@ -1,5 +1,6 @@
 """``ocigpu verify`` tells what a container reaches, whatever the container does about it."""
 
+import ctypes
 import os
 from typing import Any
 
@@ -15,6 +16,7 @@ from ocigpu.containers.inside import Answer, is_reached
 from ocigpu.containers.verify import AS_GRANTED, LESS, MORE, judge_node
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode
+from ocigpu.system import libc
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -147,6 +149,36 @@ def test_in_a_user_namespace_nobody_can_make_nodes(
         found = verified(made)
         assert {row.path for row in found.nodes if row.opened == "ENXIO"} == set(GRANTED)
         assert ({row.made for row in found.nodes}, found.verdict) == ({"mknod EPERM"}, AS_GRANTED)
+
+
+def test_nobody_in_a_user_namespace_can_trace_the_process_that_enters_it(
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With CAP_SYS_PTRACE and the host's process numbers it could, while that still has the host's ids and files."""
+
+    def with_users(config: dict[str, Any]) -> None:
+        config["linux"]["namespaces"].append({"type": "user"})
+        for name in ("uidMappings", "gidMappings"):
+            config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+        config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
+
+    setns = libc.setns
+    get_dumpable = 3  # include/uapi/linux/prctl.h
+    library = ctypes.CDLL(None)
+
+    def look_first(fd: int, kind: int) -> None:
+        if kind == libc.CLONE_NEWUSER and library.prctl(get_dumpable, 0, 0, 0, 0) == 1:
+            raise OSError(0, "it can be traced")
+        setns(fd, kind)
+
+    bundle = make_bundle(WAITING, GPU_3, edit=with_users)
+    give_to(bundle / "rootfs", 100000, 100000)
+    with container(bundle, runtime_environment, host=simulated_host) as made:
+        monkeypatch.setattr(libc, "setns", look_first)
+        assert verified(made).verdict == AS_GRANTED
 
 
 def test_a_paused_container_and_one_that_has_ended_are_told(gpu_3: Made) -> None:
