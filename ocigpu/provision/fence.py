@@ -166,6 +166,7 @@ def drop_privileges(uid: int, gid: int) -> None:
 
     Uid 0 keeps nothing either: after :func:`forgo_privileges` and with no_new_privs, exec has nothing to give.
     """
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)  # with no capability left, any process with the same ids could trace this one
     may_set_groups = libc.capget().effective >> CAP_SETGID & 1
     try:
         with named("setgroups", "to none"):

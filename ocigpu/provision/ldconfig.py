@@ -16,6 +16,7 @@ import time
 
 from ocigpu.core.errors import ApplyError, cause, printable
 from ocigpu.provision import fence
+from ocigpu.provision.mounts import kept_flags
 from ocigpu.system import libc, signals
 from ocigpu.system.paths import named
 
@@ -96,7 +97,9 @@ def _sealed_copy(path: str) -> int:
                     if not count:
                         raise OSError(errno.EIO, "the file became shorter while it was read")
                     at += count
-            os.fchmod(copy, 0o555)  # for all: the container's root user, who runs it, may be any user of the host
+            # The container's root user, who runs it, may be any user of the host.  Nobody may read it: what runs an
+            # unreadable program cannot be traced (execve(2)), by a container that sees the host's processes neither.
+            os.fchmod(copy, 0o111)
             fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:
             os.close(copy)
@@ -310,6 +313,8 @@ class _Sandbox:
             libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
             self.step = "change root"
             self._change_root()
+            self.step = "deny devices"
+            self._deny_devices()
             for path in MASKED:
                 self.step = f"cover {path}"
                 if os.path.isdir(path):
@@ -355,6 +360,20 @@ class _Sandbox:
         os.chdir("/")
         # The copied mounts may be of a group whose other members the container sees.
         libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
+
+    def _deny_devices(self) -> None:
+        """Let no device node be opened: an image can have some, and no device cgroup of the container holds here."""
+        top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            libc.mount_setattr(top, libc.MOUNT_ATTR_NODEV, flags=libc.AT_RECURSIVE, shown="/")
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
+                raise
+            # Before Linux 5.12, or behind a filter: of the image itself; what is mounted there is not of its making.
+            flags = libc.MS_REMOUNT | libc.MS_BIND | libc.MS_NODEV | kept_flags(top)
+            libc.mount(None, "/", None, flags)
+        finally:
+            os.close(top)
 
     def _tell(self, text: str) -> None:
         os.write(self.status_fd, text.encode("utf-8", "backslashreplace") + b"\n")

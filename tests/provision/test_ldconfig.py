@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import time
@@ -181,7 +182,7 @@ def test_the_copy_is_equal_sealed_and_executable_by_all():
         os.pwrite(fd, b"x", 0)
     with pytest.raises(PermissionError):
         os.truncate(fd, 0)
-    assert os.fstat(fd).st_mode & 0o7777 == 0o555
+    assert os.fstat(fd).st_mode & 0o7777 == 0o111
     assert not os.get_inheritable(fd)
     os.close(fd)
 
@@ -385,6 +386,8 @@ def test_the_sandbox_seen_from_inside(root, marker, probe, uid):
     (root / "foreign").write_text("")
     (root / "foreign").chmod(0o644)
     os.chown(root / "foreign", 4711, 4711)
+    os.mknod(root / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    (root / "null").chmod(0o666)
     (root / "proc/secret").write_text("")
     (root / "dev/null").write_text("")
     assert refresh(root, probe, (str(marker),), uid, uid) == ""
@@ -394,7 +397,7 @@ def test_the_sandbox_seen_from_inside(root, marker, probe, uid):
             ["ldconfig", "-X", "-f", "/etc/ld.so.conf", "-C", "/etc/ld.so.cache", str(marker)])},
         "environment": "", "pid": "1", "uid": str(uid), "euid": str(uid), "gid": str(uid), "other_fds": "0",
         "proc": "0", "sys": "0", "dev": "0", "parent_is_root": "1",
-        "read_marker": "ENOENT", "write_dev": "EROFS", "write_foreign": "EACCES",
+        "read_marker": "ENOENT", "write_dev": "EROFS", "write_foreign": "EACCES", "device": "EACCES",
         "socket": "EPERM", "mount": "EPERM", "fork": "EPERM", "chroot": "EPERM", "setuid": "EPERM", "ptrace": "EPERM",
         "read_stdin": "ok", "fsize": str(4 << 20),
     }  # fmt: skip
@@ -449,6 +452,28 @@ def test_the_sandbox_seen_from_the_host(root, probe):
         os.open(f"/proc/{inner}/exe", os.O_WRONLY)
     os.kill(inner, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+
+
+@pytest.mark.root
+def test_nobody_without_rights_over_the_host_can_trace_the_sandbox(root, probe):
+    """A container with the host's process numbers is root without CAP_SYS_PTRACE; the sandbox has no capability."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            libc.unshare(libc.CLONE_NEWNS)
+            run_ldconfig(open_ldconfig(probe), os.open(root, os.O_PATH | os.O_DIRECTORY), ("/sleep",), 0, 0)
+        finally:
+            os._exit(2)
+    guard = wait_for(lambda: children(pid))[0]
+    inner = wait_for(lambda: children(guard))[0]
+    try:
+        wait_for(lambda: os.readlink(f"/proc/{inner}/exe").startswith("/memfd:ldconfig"))
+        command = ["setpriv", "--bounding-set=-sys_ptrace", "readlink", f"/proc/{inner}/root"]
+        result = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert (result.returncode, result.stdout) == (1, "")
+    finally:
+        os.kill(inner, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 @pytest.mark.root
