@@ -188,6 +188,7 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 REQUIRED, PREFERRED = (f"{what}DuringSchedulingIgnoredDuringExecution" for what in ("required", "preferred"))
 HOST = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]}
 ZONE, NAME = {**HOST, "key": "zone"}, {**HOST, "key": "metadata.name"}
+CERTIFICATE = {"signerName": "example.org/workloads", "keyType": "ED25519", "credentialBundlePath": "c"}
 NEAR = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}
 EVERYWHERE = {"namespaceSelector": {}, **NEAR}
 
@@ -245,6 +246,8 @@ def test_pods_that_tenants_may_have_are_admitted(cluster: Cluster, spec: dict[st
         ({"volumes": [{"name": "a", "hostPath": {"path": "/"}}]}, "volumes"),
         ({"volumes": [{"name": "a", "nfs": {"server": "s", "path": "/"}}]}, "volumes"),
         ({"volumes": [{"name": "a", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}, "volumes"),
+        ({"volumes": [{"name": "a", "projected": {"sources": [{"podCertificate": CERTIFICATE}]}}]}, "volumes"),
+        ({"resources": {"limits": {"hugepages-1Gi": "64Gi"}}}, "huge pages"),
         ({"nodeName": "node-1"}, "nodeName"),
         ({"schedulerName": "mine"}, "schedulerName"),
         ({"priorityClassName": "system-node-critical"}, "priorityClassName"),
