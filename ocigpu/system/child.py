@@ -126,6 +126,7 @@ def drop_rights(user: int, group: int) -> None:
             except OSError:
                 continue
     libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)  # else any process with these ids that sees it could trace it
     libc.capset(libc.Capabilities(0, 0, 0))
 
 
