@@ -257,6 +257,15 @@ def test_privileged_is_sys_admin_in_the_bounding_set(capabilities: Any, privileg
     assert len(request.notes) == (0 if privileged else 1)
 
 
+def test_rights_in_a_user_namespace_of_its_own_are_none_over_the_hosts_devices() -> None:
+    namespaces = [{"type": "mount"}]
+    process = {"env": [f"{DEVICES}=0"], "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
+    config = {"process": process, "linux": {"namespaces": namespaces}}
+    assert parse_request(config, NO_ENV).selection == "list"
+    namespaces.append({"type": "user"})
+    assert parse_request(config, NO_ENV).selection == "nothing"
+
+
 @pytest.mark.parametrize(
     ("variables", "named"),
     [

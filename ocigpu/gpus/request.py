@@ -1,6 +1,6 @@
 """What one container asks for, as every vendor's folder reads it from config.json."""
 
-from ocigpu.core.config_json import get_object
+from ocigpu.core.config_json import get_list, get_object
 from ocigpu.core.errors import RequestError
 from ocigpu.core.record import NamedTuple
 
@@ -97,7 +97,13 @@ def check_without_cdi(request: Request) -> None:
 
 
 def is_privileged(config: "dict[str, Any]") -> bool:
-    """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5."""
+    """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5.
+
+    In a user namespace of its own that gives a container rights over itself, and none over the host's devices.
+    """
+    namespaces = get_list(get_object(config, "linux"), "namespaces")
+    if any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces):
+        return False
     capabilities = get_object(config, "process").get("capabilities")
     bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else capabilities
     return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
