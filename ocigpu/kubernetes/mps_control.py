@@ -20,6 +20,7 @@ from ocigpu.gpus.nvidia.nvml_process import DEFAULT, EXCLUSIVE_PROCESS, set_comp
 from ocigpu.kubernetes.mps import LOG_VARIABLE, PIPE_VARIABLE, Directories
 from ocigpu.system import libc
 from ocigpu.system.programs import run_program
+from ocigpu.system.removal import empty_directory, remove_directory
 
 PROGRAM = "nvidia-cuda-mps-control"
 MAX_LINES = 50
@@ -133,7 +134,8 @@ class ControlDaemon:
             except OSError as error:
                 self._warn(f"unmount {self.job.directories.shm}: {error.strerror}")
         for directory in (self.job.directories.pipe, self.job.directories.log):
-            shutil.rmtree(directory, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_directory(directory)
 
     def take_back(self) -> None:
         """Remove what a predecessor of ours that was killed has left: its daemon and the mode of the GPUs too."""
@@ -188,8 +190,8 @@ class ControlDaemon:
             for path, mode in ((directories.pipe, 0o755), (directories.log, 0o755), (directories.shm, 0o1777)):
                 os.makedirs(path, exist_ok=True)
                 os.chmod(path, mode)
-            _empty(directories.pipe)
-            _empty(directories.log)
+            empty_directory(directories.pipe)
+            empty_directory(directories.log)
             flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
             flags |= libc.MS_REMOUNT if os.path.ismount(directories.shm) else 0
             libc.mount("tmpfs", directories.shm, "tmpfs", flags, f"size={self.job.shm_size},mode=1777")
@@ -305,15 +307,6 @@ def relabel(path: str) -> None:
         raise
     if len(label) >= 4:
         os.setxattr(path, _LABEL, b":".join((*label[:2], b"container_file_t", b"s0")))
-
-
-def _empty(directory: str) -> None:
-    """Remove what a daemon has left in its directory."""
-    for entry in os.scandir(directory):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
 
 
 def _remove(path: str) -> None:

@@ -15,7 +15,6 @@ Sources: NVIDIA's documentation of nvidia-smi (compute-policy) and MPS.
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 import threading
@@ -44,6 +43,7 @@ from ocigpu.system.files import lock_file
 from ocigpu.system.libc import MNT_DETACH, umount2
 from ocigpu.system.locks import holding
 from ocigpu.system.programs import end_program, run_program
+from ocigpu.system.removal import remove_directory
 
 SECONDS = 20.0
 MPS_SECONDS = 40.0
@@ -312,7 +312,7 @@ def remove_mps(root: str, place: str) -> None:
         if os.path.ismount(directories.shm):
             umount2(directories.shm, MNT_DETACH)
         if os.path.isdir(base):
-            shutil.rmtree(base)
+            remove_directory(base)
     except OSError as error:
         raise HostError("OCIGPU-DRA-3", f"remove {base}: {error.strerror}") from error
 
