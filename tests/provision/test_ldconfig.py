@@ -1,5 +1,6 @@
 """ldconfig in its sandbox, on roots that images could have; and a probe in its place that tells what it can do."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -401,6 +402,18 @@ def test_the_sandbox_seen_from_inside(root, marker, probe, uid):
         "socket": "EPERM", "mount": "EPERM", "fork": "EPERM", "chroot": "EPERM", "setuid": "EPERM", "ptrace": "EPERM",
         "read_stdin": "ok", "fsize": str(4 << 20),
     }  # fmt: skip
+
+
+@pytest.mark.root
+def test_a_device_node_of_the_image_is_not_opened_on_older_kernels_either(root, marker, probe, monkeypatch):
+    def missing(*_, **__):
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(libc, "mount_setattr", missing)
+    os.mknod(root / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    (root / "null").chmod(0o666)
+    assert refresh(root, probe, (str(marker),)) == ""
+    assert "device=EACCES" in (root / "etc/ld.so.cache").read_text().splitlines()
 
 
 def children(pid):
