@@ -226,6 +226,24 @@ def test_a_stream_ends_with_its_key(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
         answer.read()  # comes to its end
 
 
+def test_who_waits_is_told_nothing_once_the_key_is_revoked(lab: Lab) -> None:
+    key = lab.key()
+    number = lab.ask("GET", "/v1/me", key).body["actor"].partition(":")[2]
+    made = lab.run(key)
+    answers: list[Any] = []
+    wanted = f"{PATH}/{made}?wait=running&timeout=60"
+    keeper = lab.server.keeper
+    assert keeper
+    others = len(keeper.bell._waiting)
+    waiting = threading.Thread(target=lambda: answers.append(lab.ask("GET", wanted, key)))
+    waiting.start()
+    wait_for("somebody to wait", lambda: len(keeper.bell._waiting) > others)
+    assert lab.server.store.revoke_key(number)
+    lab.set_status(made, **running())
+    waiting.join()
+    assert (answers[0].status, answers[0].body["code"]) == (401, "credential_invalid")
+
+
 def test_a_followed_log_ends_with_its_key(lab: Lab) -> None:
     key = lab.key()
     number = lab.ask("GET", "/v1/me", key).body["actor"].partition(":")[2]

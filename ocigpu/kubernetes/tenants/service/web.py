@@ -55,6 +55,7 @@ MAX_SHOWN = 200
 STREAM = "text/event-stream"
 GPUS = (1, 2, 4, 8)
 _KEYS = {"of": "keys"}
+_REVOKED = "the API key is unknown, revoked or over"
 RETRY = 5
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 _SECURITY = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -263,7 +264,7 @@ class Api:
         found = await self.keeper.cluster.read_tenancy(tenancy)
         self.keeper.note_tenancy(tenancy, found)
         if not self._is_valid(ask.principal):  # it was of another tenancy, which had this name
-            raise Refusal("credential_invalid", "the API key is unknown, revoked or over")
+            raise Refusal("credential_invalid", _REVOKED)
         if found is None:
             raise Refusal("tenancy_unknown", f"tenancy {quoted(tenancy)}: the cluster has none of this name")
         if active and phase_of(found) not in ACTIVE:
@@ -319,6 +320,8 @@ class Api:
         if wanted := ask.values.get("wait"):
             with self._stream(ask.principal):
                 found = await self._wait(ask, wanted, ask.values["timeout"]) or found
+            if not self._is_valid(ask.principal):  # it was ended meanwhile
+                raise Refusal("credential_invalid", _REVOKED)
         tag = f'"{found.version}"'
         if tag == ask.request.headers.get("if-none-match"):
             return Response(status_code=304, headers={"ETag": tag})
