@@ -240,11 +240,11 @@ def _show_changed(live: "Live", facts: HostFacts, changed: "Changed", json: bool
         data = to_data(changed)
         show.data({"container": live.found.id, done: data.pop("changed"), **data, "notes": notes})
         return
-    names = device_names(facts)
+    names, name = device_names(facts), printable(live.found.name)
     for uuid in changed.changed:
-        print(f"{live.found.name}: {names[uuid]} {done}")
+        print(f"{name}: {names[uuid]} {done}")
     for uuid in changed.already:
-        print(f"{live.found.name}: {names[uuid]} is {before}: nothing was changed")
+        print(f"{name}: {names[uuid]} is {before}: nothing was changed")
     show.notes(notes)
 
 

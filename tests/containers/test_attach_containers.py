@@ -46,6 +46,21 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 REFUSED, REACHED = ("ENOENT", "EPERM"), ("ENXIO", "ENXIO")
 
 
+def test_a_name_says_nothing_to_the_terminal(
+    make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
+) -> None:
+    """Names of engines are annotations, which images and pods may have written."""
+
+    def named(config: dict[str, Any]) -> None:
+        config["annotations"] = {"nerdctl/name": "a\x1b]0;b\x07\nother: GPU 7 attached"}
+
+    with container(make_bundle(WAITING, GPU_3, edit=named), runtime_environment, host=simulated_host) as made:
+        for command in ("attach", "attach", "detach"):
+            said = ocigpu(made, command, made.name, "--gpu", "5")
+            assert said.stdout.count("\n") == 1
+            assert "\x1b" not in said.stdout + said.stderr
+
+
 @pytest.mark.parametrize(
     ("mode", "low_level", "cgroup"),
     [("hook", "runc", "v1"), ("spec", "runc", "v2"), ("cdi", "crun", "v2")],
