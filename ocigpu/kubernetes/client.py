@@ -42,7 +42,7 @@ def open_client(kind: type[C], kubeconfig: str = "", code: str = "OCIGPU-KUBE-5"
         raise HostError(code, f"API server: {where}: {reason_of(error)}", hint) from error
 
 
-def status_of(error: Exception) -> int:
+def status_of(error: BaseException | None) -> int:
     """Return the status of HTTP that the server answered with, 0 for no answer."""
     if isinstance(error, ApiError) and error.status.code:
         return error.status.code

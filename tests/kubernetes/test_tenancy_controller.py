@@ -468,8 +468,11 @@ def test_the_service_works_while_it_leads_and_ends_when_told_to(
 
     def act() -> None:
         wait_for("the first", lambda: status(cluster, "first").get("phase") == "Ready")
-        cluster.drop_watches()
+        own = int(cluster.get("Tenancy", "first")["metadata"]["resourceVersion"])
+        wait_for("the pass after its last write", lambda: int(service._controller.version or 0) >= own)
+        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "newer-than-the-last-list"}})
         cluster.expire()
+        cluster.drop_watches()
         cluster.create(tenancy("second"))
         wait_for("the second", lambda: status(cluster, "second").get("phase") == "Ready")
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from lightkube import Client
 
 from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.client import status_of
 from ocigpu.kubernetes.tenants.announce import make_event
 from ocigpu.kubernetes.tenants.leader import RETRY, Leader, NotLeadingError
 from ocigpu.kubernetes.tenants.resources import Documents
@@ -262,10 +263,15 @@ class ControllerService:
             try:
                 for _ in self._watched.watch("Tenancy", self._controller.version, WATCH):
                     backoff.reset()
-                    with contextlib.suppress(BlockingIOError):
-                        os.write(self._writer, b"\0")
+                    self._wake()
             except HostError as error:
                 if self._stopping.is_set():
                     return
                 self._log.once("watch", "warning", f"{error.message}; tenancies are looked at every {RESYNC:.0f} s")
+                if status_of(error.__cause__) == 410:  # the version is of a list that is too old
+                    self._wake()
                 self._stopping.wait(backoff.failed(0.0))
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writer, b"\0")
