@@ -9,8 +9,8 @@ check asks for it.
 import os
 import shlex
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 
 from ocigpu.containers.believed import Container
@@ -22,7 +22,7 @@ from ocigpu.doctor.claim_facts import ClaimFacts, read_claim_facts
 from ocigpu.doctor.files import RootFiles
 from ocigpu.doctor.live import DockerAnswer, ask_docker, read_context
 from ocigpu.doctor.logs import read_kernel_log
-from ocigpu.doctor.running import Lack, ask_for_lacks, find_replaced
+from ocigpu.doctor.running import SHARE, Lack, ask_for_lacks, begin_lacks, find_replaced
 from ocigpu.doctor.spec_files import Specs, read_specs
 from ocigpu.doctor.tenant_facts import TenantFacts, read_tenant_facts
 from ocigpu.doctor.versions import read_engine_releases
@@ -37,6 +37,7 @@ from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
 from ocigpu.gpus.vendors import find_vendors
 from ocigpu.gpus.vfio.facts import SWITCH_CLASS
 from ocigpu.sim.made import read_marker
+from ocigpu.system.child import Child
 from ocigpu.system.proc import read_command
 from ocigpu.system.settings_file import read_settings
 
@@ -65,6 +66,7 @@ class Host(RootFiles):
         self.settings = self._read_settings()
         self.user = os.geteuid()
         self.roots: Roots = find_roots(self.settings)
+        self._begun: list[Child] = []
 
     def _read_settings(self) -> Settings:
         usual = self.root + DEFAULT_PATH
@@ -289,7 +291,17 @@ class Host(RootFiles):
     @cached_property
     def lacks(self) -> list[Lack]:
         """What running containers lack of the driver; raises OSError, OcigpuError."""
-        return ask_for_lacks(self.running_containers, self.settings, self.driver_version)
+        begun, self._begun = self._begun, []
+        return ask_for_lacks(self.running_containers, self.settings, self.driver_version, begun)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Have children look at containers, where there are many, while others look at the host: :attr:`lacks`."""
+        with ExitStack() as closing:
+            with suppress(OSError, OcigpuError):  # whoever asks for it says so
+                if self.live and not self.user and self.driver_version and len(self.running_containers) > SHARE:
+                    self._begun = begin_lacks(self.running_containers, self.settings, closing)
+            yield
 
     @cached_property
     def processes(self) -> dict[int, str]:

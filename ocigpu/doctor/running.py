@@ -20,6 +20,7 @@ from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request, read_host_facts
+from ocigpu.system.child import Child
 from ocigpu.system.files import read_part
 from ocigpu.system.paths import open_in_root
 
@@ -59,16 +60,29 @@ class _Image(NamedTuple):
     env: list[str] = []
 
 
-def ask_for_lacks(containers: Sequence[Container], settings: Settings, version: str) -> list[Lack]:
-    """Return what each container lacks of driver ``version``; nothing is changed.  Raises OSError, OcigpuError."""
+def begin_lacks(containers: Sequence[Container], settings: Settings, closing: ExitStack) -> list[Child]:
+    """Begin what :func:`ask_for_lacks` asks; ``closing`` ends the children in any case.  Raises OSError."""
     shares = min(len(os.sched_getaffinity(0)), -(-len(containers) // SHARE))
+    children = []
+    for share in range(shares):
+        children.append(begin_child(partial(_ask, containers[share::shares], settings), SECONDS))
+        closing.callback(children[-1].close)
+    return children
+
+
+def ask_for_lacks(
+    containers: Sequence[Container], settings: Settings, version: str, begun: Sequence[Child] = ()
+) -> list[Lack]:
+    """Return what each container lacks of driver ``version``; nothing is changed.  Raises OSError, OcigpuError.
+
+    ``begun``: children of :func:`begin_lacks` that already look at these containers.
+    """
     answers: list[Any] = [None] * len(containers)
-    with ExitStack() as stack:
-        children = [begin_child(partial(_ask, containers[n::shares], settings), SECONDS) for n in range(shares)]
-        for child in children:
-            stack.callback(child.close)
-        for n, child in enumerate(children):
-            answers[n::shares] = answer_of(child)
+    with ExitStack() as closing:
+        children = begun or begin_lacks(containers, settings, closing)
+        for share, child in enumerate(children):
+            child.renew()
+            answers[share :: len(children)] = answer_of(child)
     lacks = [Lack(*lack) for lack, _ in answers]
     images = {place: _Image(*image) for place, (_, image) in enumerate(answers) if image}
     # afterwards and by another child: the files of an image may take all the time there is

@@ -34,6 +34,10 @@ class Child:
             _be_child(work, writer)
         os.close(writer)
 
+    def renew(self) -> None:
+        """Count the seconds from now: others have been waited for meanwhile."""
+        self._deadline = time.monotonic() + self.seconds
+
     def collect(self, limit: int) -> tuple[bytes, int]:
         """Return the whole answer and the child's exit status, minus the number of a signal that ended it.
 

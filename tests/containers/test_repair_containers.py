@@ -43,7 +43,7 @@ from ocigpu.core.config_json import Document
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.facts import HostFacts
 from ocigpu.doctor import running
-from ocigpu.doctor.findings import Finding
+from ocigpu.doctor.findings import CHECKS, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks
 from ocigpu.system import libc
@@ -292,6 +292,39 @@ def test_doctor_fix_gives_back_what_a_container_has_lost(
     assert carry_out_fixes(before, examine, yes=True) == 1
     assert examine("container-lost-gpu") == []
     assert opens(gpu_3, simulated_host, "nvidia3") == REACHED
+
+
+def test_among_many_the_doctor_has_children_look_while_it_goes_on(gpu_3: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share is 100 containers; here it is none; the answer waits longer for the doctor than a child may look."""
+    (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")
+    monkeypatch.setattr("ocigpu.doctor.host.SHARE", 0)
+    monkeypatch.setattr(running, "SECONDS", 1.0)
+    order: list[str] = []
+    children: list[Any] = []
+    began, asked = running.begin_lacks, running.ask_for_lacks
+
+    def begin(*arguments: Any) -> Any:
+        order.append("begun")
+        return began(*arguments)
+
+    def ask(containers: Any, settings: Any, version: str, begun: Any) -> Any:
+        order.append(f"asked {len(begun)}")
+        children.extend(begun)
+        time.sleep(1.5)  # longer than a child may take: it has answered all the same
+        return asked(containers, settings, version, begun)
+
+    monkeypatch.setattr("ocigpu.doctor.host.begin_lacks", begin)
+    monkeypatch.setattr("ocigpu.doctor.host.ask_for_lacks", ask)
+    host = Host("", gpu_3.environment["OCIGPU_CONFIG"], states=gpu_3.places.roots)
+    found = run_checks(host, ("container-lost-gpu", "image-libcuda"))
+    assert [item.severity for item in found if item.name == "container-lost-gpu" and gpu_3.name in item.text] == [
+        "error"
+    ]
+    assert order == ["begun", "asked 1"]
+    assert [item.name for item in found] == sorted(
+        (item.name for item in found), key=[one.name for one in CHECKS].index
+    )
+    assert [child.pid for child in children] == [0]
 
 
 def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(
