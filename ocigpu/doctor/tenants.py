@@ -21,6 +21,7 @@ from ocigpu.doctor.tenant_facts import (
     TenantFunction,
     Version,
 )
+from ocigpu.engines.document import look_up
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
 from ocigpu.gpus.pci import BRIDGE_CLASS
 from ocigpu.gpus.vfio.facts import leaves_group
@@ -106,7 +107,7 @@ def check_timeouts(facts: TenantFacts) -> list[Finding]:
         limits.append(("the kubelet", facts.kubelet_path, "runtimeRequestTimeout", seconds, fix))
     if facts.kata_config is not None:
         for table, key in ((("runtime",), "create_container_timeout"), (("agent", "kata"), "dial_timeout")):
-            value = _value(facts.kata_config, (*table, key))
+            value = look_up(facts.kata_config, (*table, key))
             seconds = float(value) if isinstance(value, int) and value > 0 else KATA_SECONDS
             limits.append(("Kata", facts.kata_path, key, seconds, f"# in {facts.kata_path}: {key} = {wanted}"))
     if not limits:
@@ -227,13 +228,6 @@ def check_runtime(facts: TenantFacts) -> list[Finding]:
     return [say("tenants-runtime.absent", seen, handler=HANDLER, fix="ocigpu engine configure containerd --kata")]
 
 
-def _value(document: "dict[str, Any]", keys: "tuple[str, ...]") -> Any:
-    found: Any = document
-    for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
-
-
 def check_config(facts: TenantFacts) -> list[Finding]:
     document = facts.kata_config
     if document is None:
@@ -250,7 +244,7 @@ def check_config(facts: TenantFacts) -> list[Finding]:
         ),
     )
     for table, key, wanted, why, severity in (*KATA_VALUES, *more):
-        value = _value(document, (*(("hypervisor", "qemu") if table == "qemu" else ("runtime",)), key))
+        value = look_up(document, (*(("hypervisor", "qemu") if table == "qemu" else ("runtime",)), key))
         enough = key == "pcie_root_port" and isinstance(value, int) and value >= ports
         if value == wanted or enough or (wanted == POD_RESOURCES_SOCKET and value):
             continue

@@ -11,7 +11,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.places import MAX_CONFIG, NOT_THERE, decode, file_mode
 from ocigpu.system.files import open_regular, read_bounded, remove_drafts, replace_file
 from ocigpu.system.locks import holding
-from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root
+from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root, opened
 from ocigpu.system.store import open_lock
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
@@ -56,7 +56,7 @@ class Root:
         with _failing("read", path, "OCIGPU-ENG-1"):
             try:
                 directory, name, real = self._find(path)
-                with _closing(directory), open_regular(name, directory, os.O_NOFOLLOW) as file:
+                with opened(directory), open_regular(name, directory, os.O_NOFOLLOW) as file:
                     status = os.fstat(file.fileno())
                     content = read_bounded(file, MAX_CONFIG)
                     attributes = _attributes(file.fileno())
@@ -87,7 +87,7 @@ class Root:
         try:
             os.close(make_directories(self._fd, os.path.dirname(file.path), 0o755, made.append))
             target, name, _ = self._find(file.path)
-            with _closing(target), self._directory(aside(file.path, "")) as draft_fd:
+            with opened(target), self._directory(aside(file.path, "")) as draft_fd:
                 remove_drafts(draft_fd)
                 replace_file(
                     name, text.encode(), file.mode, target,
@@ -134,7 +134,7 @@ class Root:
     @contextlib.contextmanager
     def _directory(self, path: str) -> Iterator[int]:
         """Yield a descriptor of a directory below the root."""
-        with _closing(open_in_root(self._fd, path, _DIRECTORY)) as fd:
+        with opened(open_in_root(self._fd, path, _DIRECTORY)) as fd:
             yield fd
 
     def _find(self, path: str) -> tuple[int, str, str]:
@@ -170,14 +170,6 @@ def _attributes(fd: int) -> tuple[tuple[str, bytes], ...]:
         if error.errno == errno.ENOTSUP:  # by this file system
             return ()
         raise
-
-
-@contextlib.contextmanager
-def _closing(fd: int) -> Iterator[int]:
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
