@@ -8,8 +8,8 @@ import os
 import stat
 import time
 
-from ocigpu.bundle.policy import find_hook, hook_path, is_stub, owns_device_policy
-from ocigpu.core.config_json import SEARCH_PATH
+from ocigpu.bundle.policy import find_hook, hook_path, owns_device_policy
+from ocigpu.core.config_json import SEARCH_PATH, is_stub
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments

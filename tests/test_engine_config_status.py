@@ -9,7 +9,7 @@ from support.engine_roots import PATHS, RUNTIME, make_host, options, put
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.configure import main_config
-from ocigpu.engines.places import running_daemons
+from ocigpu.engines.places import parse_release, running_daemons
 from ocigpu.engines.status import EngineStatus, read_engine_status
 
 V2, V3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
@@ -173,6 +173,31 @@ def test_the_owner_of_a_hook_is_told(host: Path, content: str, ours: bool) -> No
     put(host, "/usr/local/sbin/nvidia-container-runtime-hook", content, 0o755)
     status = status_of(host, "docker")
     assert (status.gpus_hook, status.gpus_hook_ours) == ("/usr/local/sbin/nvidia-container-runtime-hook", ours)
+
+
+def test_a_copy_of_our_compiled_hook_is_ours(host: Path) -> None:
+    path = "/usr/local/sbin/nvidia-container-runtime-hook"
+    put(host, path, "", 0o755)
+    (host / path.lstrip("/")).write_bytes(
+        b"\x7fELF\2\1\1\xff\xfe ocigpu\0\0ocigpu.hook\0"
+    )  # as packaging/stub.h marks it
+    assert status_of(host, "docker").gpus_hook_ours
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ("Docker version 20.10.24+dfsg1, build 297e128", "20.10.24"),
+        ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u1", "1.6.20"),
+        ("containerd containerd.io 1.7.27 05044ec0a9a75232cad458027ca83437aae3f4da", "1.7.27"),
+        ("containerd github.com/containerd/containerd/v2 v2.0.0 207ad711eabd375a01713109a8a197d197ff6542", "2.0.0"),
+        ("podman version 4.3.1", "4.3.1"),
+        ("crio version 1.24.6\nVersion:        1.24.6\nGoVersion:      go1.19", "1.24.6"),
+        ("unknown", ""),
+    ],
+)
+def test_the_release_is_in_what_a_program_says(text: str, release: str) -> None:
+    assert parse_release(text) == release
 
 
 def test_a_hook_that_may_not_be_executed_is_none(host: Path) -> None:

@@ -26,8 +26,3 @@ def hook_path(settings: Settings, stub: str) -> str:
     if not os.access(path, os.X_OK):
         raise OcigpuError("OCIGPU-RT-3", f"hook {path}: missing or not executable")
     return path
-
-
-def is_stub(head: bytes, name: bytes) -> bool:
-    """Tell whether a program that begins with these 4096 bytes is our stub of this name, a script or compiled."""
-    return head.startswith((b"#!", b"\x7fELF")) and name in head  # the compiled one's mark: packaging/stub.h

@@ -7,12 +7,20 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import PROC_DRIVER
-from ocigpu.bundle.policy import is_stub
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.believed import Container, read_config_of
 from ocigpu.containers.child import ask_each, look_into
 from ocigpu.containers.rules import Allowed, Granted, Number, listed_nodes, read_allowed, read_granted
-from ocigpu.core.config_json import CDI_DEVICES, DECLARED, OUR_HOOK, VENDOR_HOOKS, get_list, get_object, is_path
+from ocigpu.core.config_json import (
+    CDI_DEVICES,
+    DECLARED,
+    OUR_HOOK,
+    VENDOR_HOOKS,
+    get_list,
+    get_object,
+    is_path,
+    is_stub,
+)
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts
 from ocigpu.core.gate import is_gpu_of

@@ -23,6 +23,11 @@ HOOK_ENVIRONMENT = [f"PATH={SEARCH_PATH}", "LC_ALL=C.UTF-8"]
 """Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
 
 
+def is_stub(head: bytes, name: bytes) -> bool:
+    """Tell whether a program that begins with these 4096 bytes is our stub of this name, a script or compiled."""
+    return head.startswith((b"#!", b"\x7fELF")) and name in head  # the compiled one's mark: packaging/stub.h
+
+
 class Document(NamedTuple):
     """A config.json: its path, the parsed object, and mode, uid and gid of the file."""
 

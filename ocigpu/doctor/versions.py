@@ -4,10 +4,10 @@ import re
 
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
 from ocigpu.doctor.findings import KNOWN
+from ocigpu.engines.places import parse_release
 from ocigpu.system.programs import run_program
 
 SECONDS = 5
-_VERSION = re.compile(r"(?:version |v|containerd )(\d+\.\d+(?:\.\d+)?)")
 
 
 def read_engine_releases(files: RootFiles) -> dict[str, str]:
@@ -45,5 +45,4 @@ def _ask(files: RootFiles, paths: list[str]) -> str:
         done = run_program([path, "--version"], SECONDS)
     except OSError:
         return ""
-    match = _VERSION.search(done.output)
-    return match[1] if match else ""
+    return parse_release(done.output)

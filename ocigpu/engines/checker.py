@@ -1,7 +1,6 @@
 """What the engines themselves say of a new configuration, before it is put in place."""
 
 import os
-import re
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +20,8 @@ def program_version(root: str, engine: str) -> tuple[int, int] | None:
     program = places.find_program(root, places.PROGRAMS[engine]) if root == "/" else ""
     if not program:
         return None
-    found = re.search(r"\bv?(\d+)\.(\d+)\.", _run([program, "--version"]).output)
-    return (int(found[1]), int(found[2])) if found else None
+    major, _, rest = places.parse_release(_run([program, "--version"]).output).partition(".")
+    return (int(major), int(rest.partition(".")[0])) if major else None
 
 
 class Meant(NamedTuple):

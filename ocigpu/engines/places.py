@@ -4,6 +4,7 @@ import errno
 import glob
 import os
 import pwd
+import re
 import stat
 import tomllib
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ PODMAN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.c
 PODMAN_DIRECTORY = "/etc/containers/containers.conf.d"
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
+_RELEASE = re.compile(r"(?<![\w.])v?(\d+(?:\.\d+){1,2})")
 
 
 class Daemon(NamedTuple):
@@ -139,6 +141,15 @@ def find_program(root: str, name: str) -> str:
         if is_program(root, path):
             return path
     return ""
+
+
+def parse_release(text: str) -> str:
+    """Return the release in what an engine's program says to --version, "1.6.20", "" for none.
+
+    It comes behind the name of the package or of the source: "containerd containerd.io 1.7.27", "... v2.0.0".
+    """
+    match = _RELEASE.search(text)
+    return match[1] if match else ""
 
 
 def is_program(root: str, path: str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ocigpu.core.config_json import OUR_HOOK, is_stub
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.document import look_up, table_at
@@ -242,10 +243,11 @@ def _is_there(root: str, path: str) -> bool:
 def is_our_hook(root: str, path: str) -> bool:
     """Whether a hook on the PATH is ocigpu's: a link to its stub, or a copy of it."""
     if target := places.read_link(root, path):
-        return os.path.basename(target) == "ocigpu-hook"
+        return os.path.basename(target) == OUR_HOOK
     try:
-        return "ocigpu" in (places.read_file(root, path) or "")[:4096]
-    except OcigpuError:  # a compiled program: the vendor's
+        with open(places.open_below(root, path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return is_stub(file.read(4096), b"ocigpu")
+    except OSError:  # gone by now, or not ours to read
         return False
 
 
