@@ -28,6 +28,7 @@ from ocigpu.gpus.vendors import parse_request
 from ocigpu.provision.image import COMPAT_DIR, has_compat, read_device
 from ocigpu.provision.inside import read_inside, status_inside
 from ocigpu.system.paths import open_in_root
+from ocigpu.system.proc import parse_status, read_proc
 
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action
@@ -176,12 +177,9 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
 
 
 def _read_groups(proc_fd: int) -> set[int]:
-    """Return the groups that a process is in (proc_pid_status(5))."""
-    with open(
-        os.open("status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd), encoding="utf-8", errors="replace"
-    ) as file:
-        lines = [line.split() for line in file]
-    return {int(word) for words in lines if words[:1] in (["Gid:"], ["Groups:"]) for word in words[1:]}
+    """Return the groups that a process is in."""
+    status = parse_status(read_proc("status", proc_fd))
+    return {int(word) for name in ("Gid:", "Groups:") for word in status.get(name, ())}
 
 
 def _state(root_fd: int, action: "Action") -> str:

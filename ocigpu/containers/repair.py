@@ -25,6 +25,7 @@ from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.gpus.vendors import read_host_facts
 from ocigpu.provision.cgroups import open_device_cgroup
 from ocigpu.system import bpf
+from ocigpu.system.proc import read_proc
 from ocigpu.system.service import ServiceLog
 
 if TYPE_CHECKING:
@@ -178,8 +179,7 @@ def read_stamp(container: Container) -> str:
         try:
             if cgroup.version == 2:
                 return repr(bpf.query_device_programs(cgroup.fd).ids)
-            with open(os.open("devices.list", os.O_RDONLY | os.O_CLOEXEC, dir_fd=cgroup.fd), "rb") as file:
-                return repr(file.read(1 << 20))
+            return read_proc("devices.list", cgroup.fd)
         except OSError as error:
             raise OcigpuError("OCIGPU-CG-1", f"read device rules of {cgroup.path}: {error.strerror}") from error
         finally:

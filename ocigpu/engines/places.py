@@ -14,6 +14,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.rawjson import parse
 from ocigpu.system.files import read_bounded
 from ocigpu.system.paths import open_in_root
+from ocigpu.system.proc import parse_status
 
 ENGINES = ("docker", "containerd", "crio", "podman")
 DAEMON_PATH = tuple(SEARCH_PATH.split(":"))
@@ -227,10 +228,9 @@ def is_contained(root: str, process: str) -> bool:
 
 def _status(root: str, process: str) -> dict[str, list[str]]:
     try:
-        lines = (read_file(root, f"{process}/status") or "").splitlines()
+        return parse_status(read_file(root, f"{process}/status") or "")
     except OcigpuError:
         return {}
-    return {words[0]: words[1:] for line in lines if (words := line.split())}
 
 
 def _config_of(words: list[str]) -> str:

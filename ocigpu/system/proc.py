@@ -127,6 +127,15 @@ def read_command(directory: str) -> str:
     return printable(read_proc(f"{directory}/comm").removesuffix("\n"), 64)
 
 
+def parse_status(text: str) -> "dict[str, list[str]]":
+    """Return the words of each line in the text of a process's status by the first, "Uid:" (proc_pid_status(5)).
+
+    Lines end at a newline and nowhere else: of what breaks lines, the kernel escapes only that in the name, which a
+    process can choose.
+    """
+    return {words[0]: words[1:] for line in text.split("\n") if (words := line.split())}
+
+
 class ProcCgroup(NamedTuple):
     """Cgroup paths of a process: in the v1 hierarchy of a controller, and in the v2 one; None where it has none."""
 
