@@ -6,6 +6,7 @@ import re
 
 from ocigpu.core.errors import HostError, printable
 from ocigpu.doctor.files import RootFiles
+from ocigpu.system.files import open_regular
 
 MAX_LINES = 20_000
 _FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog", "/var/log/audit/audit.log")
@@ -66,7 +67,7 @@ def read_tail(path: str) -> list[str]:
     """Return the last lines of a log file, 4 MiB at most; none for no path.  Raises OSError."""
     if not path:
         return []
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - _TAIL))
         return [printable(line, 1000) for line in file.read(_TAIL).decode("utf-8", "replace").splitlines()]

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 
+from ocigpu.containers.report import find_members
 from ocigpu.core.errors import printable
 from ocigpu.doctor.files import LARGE_TEXT
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
@@ -208,19 +209,11 @@ def check_deleted(host: Host) -> list[Finding]:
 
 
 def _containers(host: Host, pids: list[int]) -> dict[int, tuple[str, str]]:
-    """Return engine and name of the container that a process is in, for those that are in one on this machine.
-
-    A container's cgroup, with runc and crun, has its id in its name.
-    """
-    containers = host.containers[0]
-    found = {}
-    for pid in pids:
-        cgroup = host.text(f"/proc/{pid}/cgroup") or ""
-        for container in containers:
-            if container.id in cgroup or container.pid == pid:
-                found[pid] = (container.engine, container.name)
-                break
-    return found
+    """Return engine and name of the container that a process is in, for those that are in one on this machine."""
+    containers = {one.state_file: one for one in host.containers[0] if one.pid}
+    members = find_members(list(containers.values()), pids)
+    names = {pid: containers[state_file] for state_file, found in members.items() for pid in found}
+    return {pid: (names[pid].engine, names[pid].name) for pid in pids if pid in names}
 
 
 def check_simulated(host: Host) -> list[Finding]:

@@ -12,10 +12,14 @@ from support.process import run
 from support.product import python_of_nobody
 
 from ocigpu.cdi.versions import newest_version
+from ocigpu.containers.believed import Container
+from ocigpu.core.errors import HostError
 from ocigpu.doctor import findings
 from ocigpu.doctor.findings import CHECKS, EVERY, SEVERITIES, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import exit_status, run_checks
+from ocigpu.doctor.system import check_deleted
+from ocigpu.system.proc import read_stat
 
 DOCS = Path(__file__).parents[2] / "docs/DOCTOR.md"
 
@@ -117,6 +121,29 @@ def test_an_ordinary_user_is_told_what_was_not_checked(broken: Broken, work_dire
     assert found["apparmor-denies"][0] == "not-checked"
     assert "kern.log" in found["apparmor-denies"][1]
     assert found["deleted-driver-files"][0] == "not-checked"
+
+
+def test_a_log_that_is_no_file_is_not_waited_for(broken: Broken) -> None:
+    root = broken()
+    os.mkfifo(root / "var/log/syslog")
+    assert Host(str(root)).kernel_log
+    (root / "var/log/kern.log").unlink()
+    with pytest.raises(HostError, match="/var/log/syslog: not a regular file"):
+        assert Host(str(root)).kernel_log
+
+
+def test_a_process_is_of_the_container_in_whose_cgroup_it_is() -> None:
+    """An id may be any text: every process has it in the text of its cgroups."""
+    host = Host()
+    me, state = os.getpid(), "/nowhere/0/state.json"
+    started = read_stat(f"/proc/{os.getppid()}/stat").start
+    first = Container("0", "zero", "docker", "runc", "running", os.getppid(), "/b", "/r", state, started)
+    host.__dict__ |= {"containers": ([first], []), "replaced_files": ({me: ("pytest", "/usr/lib/libcuda.so.1")}, 0)}
+    (found,) = check_deleted(host)
+    assert found.evidence[0].path == f"pytest ({me})"
+    assert found.fixes == (f"# start these programs anew: {me}",)
+    host.__dict__ |= {"replaced_files": ({first.pid: ("sh", "/usr/lib/libcuda.so.1")}, 0)}
+    assert check_deleted(host)[0].fixes == ("docker restart zero",)
 
 
 def test_a_check_that_meets_nonsense_does_not_end_the_others(broken: Broken, run: Run) -> None:
