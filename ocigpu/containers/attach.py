@@ -13,9 +13,9 @@ from ocigpu.containers.attached import AttachRecord, write_record
 from ocigpu.containers.believed import read_cgroup
 from ocigpu.containers.find import is_of_pod
 from ocigpu.containers.inside import drop_view, read_view, remove_inside
-from ocigpu.containers.live import Grant, Live, Now, change_grant, host_nodes, numbers_of, owners_of, plan_for, read_now
+from ocigpu.containers.live import Grant, Live, Now, change_grant, host_nodes, owners_of, plan_for, read_now
 from ocigpu.containers.report import Process, find_holders
-from ocigpu.containers.rules import Number, changed_rules, read_allowed
+from ocigpu.containers.rules import Number, changed_rules, numbers_of, read_allowed
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, Tmpfs
 from ocigpu.core.errors import OcigpuError, RequestError, quoted
 from ocigpu.core.facts import HostFacts

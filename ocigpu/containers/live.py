@@ -17,7 +17,7 @@ from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.believed import Container, open_process, read_config_of, read_recorded_rules
 from ocigpu.containers.child import ask_child
-from ocigpu.containers.rules import Number, listed_nodes, may_open
+from ocigpu.containers.rules import Number, listed_nodes, may_open, numbers_of
 from ocigpu.containers.shown import ShownMounts, plan_shown, read_mounts
 from ocigpu.core.actions import AllowDevice, Bind, Node, Plan
 from ocigpu.core.config_json import get_list
@@ -228,22 +228,6 @@ def change_grant(live: Live, started: Grant, devices: Sequence[str], files: tupl
     later = plan_for(live, [uuid for uuid in devices if owners.get(uuid) not in started.set_up], files)
     libraries = started.libraries | _libraries(later, live.facts)
     return _grant(live, nodes, rules, libraries, f"{started.by}, and what was attached or detached since")
-
-
-def numbers_of(facts: HostFacts, devices: Iterable[str]) -> set[Number]:
-    """Return the numbers of all nodes that only who has one of these GPUs or MIG devices may open.
-
-    A MIG device's are its capabilities, and the nodes of the GPU that it is a part of.
-    """
-    wanted = set(devices)
-    found: list[DeviceNode | None] = []
-    capabilities = {node.minor: node for _, node in facts.cap_nodes}
-    for gpu in facts.gpus:
-        migs = [mig for mig in gpu.mig_devices if mig.uuid in wanted]
-        if migs or gpu.uuid in wanted:
-            found += [gpu.node, *gpu.drm_nodes]
-        found += [capabilities.get(minor) for mig in migs for minor in (mig.gi_minor, mig.ci_minor)]
-    return {(node.major, node.minor) for node in found if node is not None}
 
 
 def owners_of(facts: HostFacts) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from ocigpu.bundle.edit import PROC_DRIVER
 from ocigpu.containers.attached import AttachRecord, read_record
 from ocigpu.containers.believed import Container, read_config_of
 from ocigpu.containers.child import ask_each, look_into
-from ocigpu.containers.rules import Allowed, Granted, Number, listed_nodes, read_allowed, read_granted
+from ocigpu.containers.rules import Allowed, Granted, Number, listed_nodes, numbers_of, read_allowed, read_granted
 from ocigpu.core.config_json import (
     CDI_DEVICES,
     DECLARED,
@@ -22,7 +22,7 @@ from ocigpu.core.config_json import (
     is_stub,
 )
 from ocigpu.core.errors import OcigpuError, SpecError
-from ocigpu.core.facts import DeviceNode, HostFacts
+from ocigpu.core.facts import DeviceNode, HostFacts, capability_path
 from ocigpu.core.gate import is_gpu_of
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import GPU_VENDORS
@@ -217,7 +217,8 @@ def _read(
         inside, problem = look[0] or [], look[1]
     notes += [problem] if problem else []
     record = read_record(container, settings) if container.pid else AttachRecord()
-    detached = _numbers_of(facts, record.detached)
+    had = {*granted.numbers, *record.numbers, *((n.major, n.minor) for n in nodes if n.container_path in inside)}
+    detached = _detached_numbers(facts, record.detached, had)
     why: list[str] = []
     request = read_unanswered(config, container.bundle, settings, why) if container.pid else Request()
     return _Draft(container, read_mode(config), granted, record, detached, frozenset(inside), request, why, notes)
@@ -284,21 +285,26 @@ def read_unanswered(config: dict[str, Any], bundle: str, settings: Settings, not
 
 
 def detached_paths(report: Report, facts: HostFacts) -> frozenset[str]:
-    """Return the container paths of what was taken from a container: nodes, and directories below /proc."""
-    numbers = _numbers_of(facts, report.detached)
+    """Return the container paths of what was taken from a container: nodes, and what is below /proc."""
+    had = [(device.major, device.minor) for device in report.devices if device.granted or device.inside]
+    numbers = _detached_numbers(facts, report.detached, had)
     nodes = {node.container_path for node in host_nodes(facts) if (node.major, node.minor) in numbers}
-    gpus = {gpu.proc_name for gpu in facts.gpus if gpu.uuid in report.detached and gpu.proc_name}
-    return frozenset(nodes | {f"{PROC_DRIVER}/gpus/{name}" for name in gpus})
+    lost = [gpu for gpu in facts.gpus if gpu.node and (gpu.node.major, gpu.node.minor) in numbers]
+    shown = [f"gpus/{gpu.proc_name}" for gpu in lost if gpu.proc_name]
+    mine = [name for name, node in facts.cap_nodes if (node.major, node.minor) in numbers]
+    shown += [f"capabilities/{capability_path(name)}" for name in mine]
+    return frozenset(nodes | {f"{PROC_DRIVER}/{path}" for path in shown})
 
 
-def _numbers_of(facts: HostFacts, uuids: Sequence[str]) -> frozenset[Number]:
-    """Return the devices that are of these GPUs and MIG devices alone."""
-    minors = {minor for gpu in facts.gpus for mig in gpu.mig_devices if mig.uuid in uuids for minor in mig[-2:]}
-    nodes = [node for _, node in facts.cap_nodes if node.minor in minors]
-    for gpu in facts.gpus:
-        if gpu.uuid in uuids:
-            nodes += [*gpu.drm_nodes, *filter(None, (gpu.node,))]
-    return frozenset((node.major, node.minor) for node in nodes)
+def _detached_numbers(facts: HostFacts, detached: Sequence[str], had: Collection[Number]) -> frozenset[Number]:
+    """Return the devices that were taken from a container with these GPUs and MIG devices.
+
+    Not those that the other MIG devices of a GPU need; by what the container ``had``.
+    """
+    capabilities = {node.minor: (node.major, node.minor) for _, node in facts.cap_nodes}
+    others = [mig for gpu in facts.gpus for mig in gpu.mig_devices if mig.uuid not in detached]
+    kept = [m.uuid for m in others if capabilities.get(m.gi_minor) in had and capabilities.get(m.ci_minor) in had]
+    return frozenset(numbers_of(facts, detached) - numbers_of(facts, kept))
 
 
 def _gpu_states(

@@ -19,6 +19,7 @@ from ocigpu.containers.child import ask_each
 from ocigpu.core.actions import AllowDevice
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.errors import ApplyError, OcigpuError, SpecError
+from ocigpu.core.facts import DeviceNode, HostFacts
 from ocigpu.provision.cgroups import (
     CgroupMount,
     change_device_rules,
@@ -134,6 +135,22 @@ def listed_nodes(config: dict[str, Any]) -> dict[str, Number]:
             if type(major) is int and type(minor) is int:
                 found[entry["path"]] = (major, minor)
     return found
+
+
+def numbers_of(facts: HostFacts, devices: Iterable[str]) -> set[Number]:
+    """Return the numbers of all nodes that only who has one of these GPUs or MIG devices may open.
+
+    A MIG device's are its capabilities, and the nodes of the GPU that it is a part of.
+    """
+    wanted = set(devices)
+    found: list[DeviceNode | None] = []
+    capabilities = {node.minor: node for _, node in facts.cap_nodes}
+    for gpu in facts.gpus:
+        migs = [mig for mig in gpu.mig_devices if mig.uuid in wanted]
+        if migs or gpu.uuid in wanted:
+            found += [gpu.node, *gpu.drm_nodes]
+        found += [capabilities.get(minor) for mig in migs for minor in (mig.gi_minor, mig.ci_minor)]
+    return {(node.major, node.minor) for node in found if node is not None}
 
 
 def cgroup_directories(proc_fd: int, recorded: str = "") -> list[tuple[CgroupMount, str]]:

@@ -178,6 +178,12 @@ def test_a_read_only_root_with_driver_files_gets_one_more(
         assert see(made, simulated_host).gpus == [simulated_host.gpus[2], simulated_host.gpus[3]]
 
 
+def mig_states(made: Made) -> tuple[list[str], list[str], dict[str, str]]:
+    """Return what ``ps`` says: devices that are lost, those beyond what was granted, and states of MIG devices."""
+    (found,) = json.loads(ocigpu(made, "ps", "--json", "--root", str(made.state)).stdout)["containers"]
+    return found["lost"], found["beyond"], {gpu["mig"]: gpu["state"] for gpu in found["gpus"]}
+
+
 @pytest.mark.parametrize(("low_level", "cgroup"), [("runc", "v1"), ("crun", "v2")])
 def test_mig_devices_come_and_go_with_their_capabilities(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], mig_host: SimulatedHost, low_level: str, cgroup: str
@@ -197,6 +203,12 @@ def test_mig_devices_come_and_go_with_their_capabilities(
         assert opens(made, mig_host, f"nvidia-caps/nvidia-cap{own[0]}") == REFUSED
         assert opens(made, mig_host, "nvidia0") == REACHED  # the parent of the other one
         verify(made)
+        assert mig_states(made) == ([], [], {"0:0": "detached", "0:1": "ok"})
+        ocigpu(made, "detach", made.name, "--gpu", second)
+        assert opens(made, mig_host, "nvidia0") == REFUSED  # with the last one
+        assert mig_states(made) == ([], [], {"0:0": "detached"})
+        told = json.loads(ocigpu(made, "explain", made.name, "--json").stdout)
+        assert told["explanation"]["missing"] == []
 
 
 def test_a_gpu_that_is_open_stays_unless_it_is_forced(gpu_3: Made, simulated_host: SimulatedHost) -> None:

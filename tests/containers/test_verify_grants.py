@@ -10,7 +10,8 @@ from support.product import RUNTIME, SimulatedHost
 
 from ocigpu.containers.attached import AttachRecord
 from ocigpu.containers.believed import Container
-from ocigpu.containers.live import Live, Now, change_grant, numbers_of, plan_for, read_now
+from ocigpu.containers.live import Live, Now, change_grant, plan_for, read_now
+from ocigpu.containers.rules import numbers_of
 from ocigpu.containers.shown import Mount, ShownMounts, read_mounts
 from ocigpu.core.facts import DeviceNode, ImageFacts
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
