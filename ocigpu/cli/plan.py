@@ -14,7 +14,7 @@ from ocigpu.core.errors import UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, ImageFacts, to_data
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.core.vendors import VENDORS
-from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE
+from ocigpu.gpus.nvidia.request import CAPABILITIES_VARIABLE, DEVICES_VARIABLE
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import find_vendors, make_plan, parse_request
 
@@ -22,8 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
-
-CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
 
 def plan_command(

@@ -15,7 +15,7 @@ from ocigpu.containers.find import docker_directory
 from ocigpu.core.config_json import get_list, get_object, parse_json
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.tokens import MOUNT_SOURCE
-from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE
+from ocigpu.gpus.nvidia.request import CAPABILITIES_VARIABLE, DEVICES_VARIABLE
 from ocigpu.gpus.request import Request
 from ocigpu.system.files import read_regular
 from ocigpu.system.paths import open_in_root
@@ -119,7 +119,6 @@ def _value(env: list[Any], variable: str) -> str | None:
 
 # what its image could use
 
-CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 USERS = {
     "graphics": ("libEGL.so.1", "libGLX.so.0", "libOpenGL.so.0", "libvulkan.so.1"),

@@ -2,11 +2,11 @@
 
 import shlex
 
-from ocigpu.containers.asked import CAPABILITIES_VARIABLE
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.running import Lack
+from ocigpu.gpus.nvidia.request import CAPABILITIES_VARIABLE
 
 
 def check_lost_gpus(host: Host) -> list[Finding]:

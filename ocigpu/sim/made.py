@@ -1,14 +1,15 @@
 """A simulated host that was made: its marker, what it holds, and how it is removed."""
 
+import errno
 import json
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import Any
 
 from ocigpu.core.errors import quoted
 from ocigpu.sim.models import describe_mig, find_model, gi_minor, sim_error
+from ocigpu.system.files import read_regular
 from ocigpu.system.proc import read_mounts
 
 MARKER_NAME = ".ocigpu-sim.json"
@@ -32,14 +33,13 @@ def read_marker(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if Path(directory).is_symlink():
         raise sim_error(f"{directory}: a symbolic link, not a simulated host", "name the directory itself")
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        text = read_regular(str(path), _LIMIT, flags=os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise sim_error(f"{directory}: not a simulated host: {MARKER_NAME}: {error.strerror}") from error
     except OSError as error:
-        raise sim_error(f"read {path}: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
-        regular = stat.S_ISREG(os.fstat(fd).st_mode)
-        text = file.read(_LIMIT) if regular else b""
+        if error.errno not in (errno.EINVAL, errno.EFBIG):
+            raise sim_error(f"read {path}: {error.strerror}") from error
+        text = b""
     try:
         data = json.loads(text)
     except ValueError:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ocigpu.core.tokens import Variables
 
 DEVICES_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"
 OWN_KIND = "runtime.nvidia.com/gpu="
 """Before a device: it comes from the runtime itself, not from a specification (nvidia-container-runtime)."""
@@ -371,7 +372,7 @@ def _parse_mig(variable: str, variables: "Variables", asker: Asker) -> str:
 
 
 def _parse_capabilities(variables: "Variables", asker: Asker) -> tuple[str, ...]:
-    variable = "NVIDIA_DRIVER_CAPABILITIES"
+    variable = CAPABILITIES_VARIABLE
     permitted = permitted_capabilities(asker.settings)
     if variable not in variables and _is_legacy_image(variables):
         return tuple(sorted(permitted))
