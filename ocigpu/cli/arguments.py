@@ -68,7 +68,7 @@ def takes(*makers: "Callable[..., Any]") -> "Callable[[Callable[..., Any]], Call
     """Give a command the options of functions or records, whose results it gets as its first parameters."""
 
     def mark(command: "Callable[..., Any]") -> "Callable[..., Any]":
-        command.takes = makers  # type: ignore[attr-defined]
+        command.takes = makers  # type: ignore[attr-defined] # a function takes any attribute, its type knows none
         return command
 
     return mark
@@ -113,7 +113,7 @@ def options_of(page: "Manual") -> list[Parameter]:
 def _declared(function: "Callable[..., Any]") -> "Iterator[tuple[str, Any, Any]]":
     """Yield name, annotation and default of a function's or a record's parameters, without the price of ``inspect``."""
     if fields := getattr(function, "_fields", ()):
-        known = function._field_defaults  # type: ignore[attr-defined]
+        known = function._field_defaults  # type: ignore[attr-defined] # of a NamedTuple, as _fields
         yield from ((name, function.__annotations__[name], known.get(name, REQUIRED)) for name in fields)
         return
     code, defaults = function.__code__, function.__defaults__ or ()

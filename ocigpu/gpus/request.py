@@ -1,6 +1,6 @@
 """What one container asks for, as every vendor's folder reads it from config.json."""
 
-from ocigpu.core.config_json import get_list, get_object
+from ocigpu.core.config_json import get_object, has_user_namespace
 from ocigpu.core.errors import RequestError
 from ocigpu.core.record import NamedTuple
 
@@ -101,8 +101,7 @@ def is_privileged(config: "dict[str, Any]") -> bool:
 
     In a user namespace of its own that gives a container rights over itself, and none over the host's devices.
     """
-    namespaces = get_list(get_object(config, "linux"), "namespaces")
-    if any(isinstance(item, dict) and item.get("type") == "user" for item in namespaces):
+    if has_user_namespace(config):
         return False
     capabilities = get_object(config, "process").get("capabilities")
     bounding = capabilities.get("bounding") if isinstance(capabilities, dict) else capabilities

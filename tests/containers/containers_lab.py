@@ -74,6 +74,14 @@ def container(
         run([*command, "delete", "--force", made.name], env=environment, check=False)
 
 
+def with_users(config: dict[str, Any]) -> None:
+    """Give a configuration a user namespace; sysfs cannot be mounted there beside the host's network."""
+    config["linux"]["namespaces"].append({"type": "user"})
+    for name in ("uidMappings", "gidMappings"):
+        config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+    config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
+
+
 def settings_with(host: SimulatedHost, low_level: str, path: Path, mode: str, more: str = "") -> Path:
     """Write settings with another mode for a host; returns their path."""
     host.environment({}, low_level)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers_lab import GPU_3, WAITING, Made, cgroup_directory, container, settings_with
+from containers_lab import GPU_3, WAITING, Made, cgroup_directory, container, settings_with, with_users
 from live_lab import (
     Holder,
     execute,
@@ -272,12 +272,6 @@ def test_one_device_cannot_be_taken_out_of_a_rule_for_many_on_cgroup_v1(
 def test_in_a_user_namespace_nodes_are_mounted_and_unmounted(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:
-    def with_users(config: dict[str, Any]) -> None:
-        config["linux"]["namespaces"].append({"type": "user"})
-        for name in ("uidMappings", "gidMappings"):
-            config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
-        config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
-
     bundle = make_bundle(WAITING, GPU_3, edit=with_users)
     give_to(bundle / "rootfs", 100000, 100000)
     with container(bundle, runtime_environment, host=simulated_host) as made:

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 import pytest
-from containers_lab import GPU_3, WAITING, Made, cgroup_directory, container, settings_with
+from containers_lab import GPU_3, WAITING, Made, cgroup_directory, container, settings_with, with_users
 from live_lab import HOST_LIBRARY, mounts, node_row, ocigpu, shell, verified, verify
 from support.bundle import give_to
 from support.fixtures import MakeBundle
@@ -137,12 +137,6 @@ def test_rules_that_allow_everything_grant_everything(
 def test_in_a_user_namespace_nobody_can_make_nodes(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:
-    def with_users(config: dict[str, Any]) -> None:
-        config["linux"]["namespaces"].append({"type": "user"})
-        for name in ("uidMappings", "gidMappings"):
-            config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
-        config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
-
     bundle = make_bundle(WAITING, GPU_3, edit=with_users)
     give_to(bundle / "rootfs", 100000, 100000)
     with container(bundle, runtime_environment, host=simulated_host) as made:
@@ -158,12 +152,6 @@ def test_nobody_in_a_user_namespace_can_trace_the_process_that_enters_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With CAP_SYS_PTRACE and the host's process numbers it could, while that still has the host's ids and files."""
-
-    def with_users(config: dict[str, Any]) -> None:
-        config["linux"]["namespaces"].append({"type": "user"})
-        for name in ("uidMappings", "gidMappings"):
-            config["linux"][name] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
-        config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
 
     setns = libc.setns
     get_dumpable = 3  # include/uapi/linux/prctl.h

@@ -441,8 +441,8 @@ def wait_for(condition):
     return value
 
 
-@pytest.mark.root
-def test_the_sandbox_seen_from_the_host(root, probe):
+def start_sleeper(root, probe):
+    """Return a process that waits for the sandbox, and the one that sleeps there: killed, the first ends with 42."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -455,6 +455,12 @@ def test_the_sandbox_seen_from_the_host(root, probe):
     guard = wait_for(lambda: children(pid))[0]
     inner = wait_for(lambda: children(guard))[0]
     wait_for(lambda: os.readlink(f"/proc/{inner}/exe").startswith("/memfd:ldconfig"))
+    return pid, inner
+
+
+@pytest.mark.root
+def test_the_sandbox_seen_from_the_host(root, probe):
+    pid, inner = start_sleeper(root, probe)
     status = read_status(inner)
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (status["NoNewPrivs"], status["Seccomp"], status["Groups"].strip()) == ("1", "2", "")
@@ -470,17 +476,8 @@ def test_the_sandbox_seen_from_the_host(root, probe):
 @pytest.mark.root
 def test_nobody_without_rights_over_the_host_can_trace_the_sandbox(root, probe):
     """A container with the host's process numbers is root without CAP_SYS_PTRACE; the sandbox has no capability."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            libc.unshare(libc.CLONE_NEWNS)
-            run_ldconfig(open_ldconfig(probe), os.open(root, os.O_PATH | os.O_DIRECTORY), ("/sleep",), 0, 0)
-        finally:
-            os._exit(2)
-    guard = wait_for(lambda: children(pid))[0]
-    inner = wait_for(lambda: children(guard))[0]
+    pid, inner = start_sleeper(root, probe)
     try:
-        wait_for(lambda: os.readlink(f"/proc/{inner}/exe").startswith("/memfd:ldconfig"))
         command = ["setpriv", "--bounding-set=-sys_ptrace", "readlink", f"/proc/{inner}/root"]
         result = subprocess.run(command, check=False, capture_output=True, text=True)
         assert (result.returncode, result.stdout) == (1, "")
@@ -491,16 +488,7 @@ def test_nobody_without_rights_over_the_host_can_trace_the_sandbox(root, probe):
 
 @pytest.mark.root
 def test_a_killed_caller_takes_the_sandbox_with_it(root, probe):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            libc.unshare(libc.CLONE_NEWNS)
-            run_ldconfig(open_ldconfig(probe), os.open(root, os.O_PATH | os.O_DIRECTORY), ("/sleep",), 0, 0)
-        finally:
-            os._exit(2)
-    guard = wait_for(lambda: children(pid))[0]
-    inner = wait_for(lambda: children(guard))[0]
-    wait_for(lambda: os.readlink(f"/proc/{inner}/exe").startswith("/memfd:ldconfig"))
+    pid, inner = start_sleeper(root, probe)
     pidfd = os.pidfd_open(inner)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
