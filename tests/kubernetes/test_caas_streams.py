@@ -355,6 +355,55 @@ def test_a_request_that_does_not_come_ends_its_connection(lab: Lab, key: str, mo
         assert b'"finished"' in answer.read()  # who is answered is not disturbed
 
 
+def _is_closed(one: socket.socket) -> bool:
+    try:
+        while one.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_strangers_have_their_room_and_no_more(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_STRANGERS", 8)
+    made = lab.run(key)
+    flood = []
+    with lab.open("GET", f"{PATH}/{made}/events", key) as answer, contextlib.ExitStack() as all_:
+        assert answer.readline()
+        for number in range(40):
+            one = all_.enter_context(socket.create_connection(("127.0.0.1", lab.server.port)))
+            if number % 2:
+                one.sendall(b"GET /v1/me HT")
+            one.setblocking(False)
+            flood.append(one)
+        wait_for("the first of them to go", lambda: all(_is_closed(one) for one in flood[:32]))
+        assert not any(_is_closed(one) for one in flood[33:])
+        assert lab.ask("GET", "/v1/me", key).status == 200
+        lab.pod(made)
+        lab.set_status(made, **ended())
+        assert b'"finished"' in answer.read()  # longer there than any of them
+
+
+def test_an_answer_that_a_stranger_does_not_read_ends_his_connection(
+    lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
+    serving = lab.server._server
+    assert serving
+    connections = serving.server_state.connections
+    before = set(connections)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", lab.server.port))
+        slow.settimeout(1)
+        with contextlib.suppress(TimeoutError, ConnectionError):  # until nothing fits into the buffers of both sides
+            while True:
+                slow.sendall(b"GET /v1/openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        wait_for("the connection to end", lambda: not set(connections) - before)
+
+
 # what a restart leaves
 
 

@@ -207,7 +207,7 @@ BATTERY: dict[int, Row] = {
                 "test_what_is_no_request_for_a_page_is_refused_and_the_connection_closed",
             )
         ),
-        "nothing else of ours listens to a network",
+        "no start of a container listens to a network; caas has a row of its own",
     ),
     19: Row(
         "have a file of the host, or a GPU of others, shown in the place of what is hidden, by another /dev/null",
@@ -262,6 +262,20 @@ BATTERY: dict[int, Row] = {
             ),
         ),
         "commands for running containers",
+    ),
+    23: Row(
+        "stop the service for containers without a credential, by connections that say nothing or read nothing",
+        (),
+        ("caas",),
+        tuple(
+            ("kubernetes/test_caas_streams.py", function)
+            for function in (
+                "test_a_request_that_does_not_come_ends_its_connection",
+                "test_strangers_have_their_room_and_no_more",
+                "test_an_answer_that_a_stranger_does_not_read_ends_his_connection",
+            )
+        ),
+        "no start of a container listens to a network",
     ),
 }
 

@@ -9,8 +9,9 @@ import socket
 import ssl
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,14 +28,18 @@ from ocigpu.kubernetes.tenants.service.page import make_route
 from ocigpu.kubernetes.tenants.service.pods import PodOptions
 from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.store import CaasStore, StoreLimits
-from ocigpu.kubernetes.tenants.service.web import Api, TenantRules
+from ocigpu.kubernetes.tenants.service.web import KNOWN, Api, TenantRules
 from ocigpu.system.files import file_state, open_log_file
 from ocigpu.system.service import ENDING, ServiceLog, listen_tcp, split_address
 
 GRACE = 5
 """Seconds for answers that are being given when the service is told to end."""
 REQUEST_SECONDS = 20.0
-"""For the head of a request to come, on a new connection or after the answer before."""
+"""For the head of a request to come, on a new connection or after the answer before; and for an answer to go to who
+showed no credential."""
+BACKLOG = 128
+MAX_STRANGERS = 512
+"""Connections on which no credential was shown: for one more, the first of them is closed."""
 MAX_DOCUMENT = 1 << 20
 
 
@@ -77,9 +82,17 @@ class _UvicornServer(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Ends connections on which no request comes: nobody who sends one letter a minute needs a credential for it."""
+    """Ends connections on which no request comes, and those whose answer nobody reads, unless he showed a credential.
+
+    Nobody who sends or takes one letter a minute needs a credential for it.
+    """
 
     _seen: Any = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether who showed a credential is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete and KNOWN in self.cycle.scope
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, see uvicorn."""
@@ -87,14 +100,39 @@ class _Protocol(H11Protocol):
         self.loop.call_later(REQUEST_SECONDS, self._look)
 
     def _look(self) -> None:
-        answered = self.cycle is None or self.cycle.response_complete
         if self.transport.is_closing():
             return
-        if answered and self.cycle is self._seen:
+        if self.cycle is self._seen and not self.is_known:
             self.transport.abort()
             return
         self._seen = self.cycle
         self.loop.call_later(REQUEST_SECONDS, self._look)
+
+
+class _Door(socket.socket):
+    """A listening socket that leaves strangers no more than their room, from before any of them has said a word.
+
+    ``connections``: of uvicorn, which it has once TLS is agreed on.
+    """
+
+    connections: Iterable[Any] = ()
+
+    def __init__(self, listening: socket.socket) -> None:
+        super().__init__(fileno=listening.detach())
+        self._there: WeakValueDictionary[int, socket.socket] = WeakValueDictionary()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept, see socket; who came first of too many strangers has to go."""
+        one, address = super().accept()
+        self._there.pop(one.fileno(), None)  # closed: its number is another's now
+        self._there[one.fileno()] = one
+        if len(self._there) > MAX_STRANGERS:
+            known = {each.transport.get_extra_info("socket").fileno() for each in self.connections if each.is_known}
+            strangers = [each for each in self._there.values() if each.fileno() not in {-1, *known}]
+            for each in strangers[:-MAX_STRANGERS]:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        return one, address
 
 
 class CaasServer:
@@ -123,7 +161,7 @@ class CaasServer:
         self.store = CaasStore(options.state, serving=True, limits=options.limits)
         self._tokens = tokens
         try:
-            self._socket = listen_tcp(host, port, 512)
+            self._socket = _Door(listen_tcp(host, port, BACKLOG))
         except OSError as error:
             self.store.close()
             raise HostError("OCIGPU-CAAS-1", f"listen on {options.listen}: {error.strerror}", "") from error
@@ -179,11 +217,12 @@ class CaasServer:
         config = uvicorn.Config(
             api.make_app(make_route(), run=beside), log_config=None, access_log=False, lifespan="on",
             server_header=False, timeout_graceful_shutdown=GRACE, ws="none", http=_Protocol,
-            h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", **tls,  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", backlog=BACKLOG, **tls,  # type: ignore[arg-type]
         )  # fmt: skip
         config.load()
         self._server = server = _UvicornServer(config)
         server.on_shutdown = keeper.bell.close
+        self._socket.connections = server.server_state.connections
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)

@@ -48,6 +48,8 @@ BODY_SECONDS = 30.0
 MAX_STREAMS, MAX_REQUESTS = 64, 128
 """At one time for one tenancy, or one admin: those that stay open, and all until they are answered.  Body and answer of
 each can have 1 MiB, for as long as their tenant takes to send or to read them."""
+KNOWN = "ocigpu.known"
+"""In the scope of a request whose credential holds."""
 KEEP_ALIVE = 15.0
 SETTLE = 0.3
 MAX_SHOWN = 200
@@ -131,7 +133,7 @@ class Api:
         self.fleet = fleet
         self.store, self.keeper, self.rules, self.log, self.audit = store, keeper, rules, log, audit
         self._tokens = tokens
-        self._document = make_document()
+        self._document = JSONResponse(make_document()).body  # made once: whoever asks for it needs no credential
         self._in_flight: set[tuple[str, str]] = set()
         self._streams: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
@@ -210,6 +212,7 @@ class Api:
         if endpoint.scope is not None:
             principal = await read_credential(request.headers.get("authorization", ""), self.store, self._tokens)
             known["principal"] = principal
+            request.scope[KNOWN] = True
             request.state.places.enter_context(_place(self._requests, principal, MAX_REQUESTS, "too_many_requests"))
             if endpoint.scope:
                 principal.require(endpoint.scope)
@@ -550,7 +553,7 @@ class Api:
 
     async def show_openapi(self, _ask: Ask) -> Response:
         """Return the document of the interface."""
-        return JSONResponse(self._document)
+        return Response(self._document, media_type="application/json")
 
     async def show_health(self, _ask: Ask) -> Response:
         """Tell that the service runs."""
