@@ -354,3 +354,30 @@ def test_over_the_library(fabric: LibnvfmFabric, manager: SimulatedManager, stor
     manager.start()
     host.list_partitions()
     assert sets(store) == [(PAIR, "team-a", True, True)]
+
+
+def test_a_state_that_somebody_else_could_have_written_is_not_believed(tmp_path: Path) -> None:
+    """Whoever writes it says which sets nobody has: they would be deactivated below a tenant."""
+    before = os.umask(0)
+    try:
+        store = FabricStore(str(tmp_path / "lib/ocigpu/fabric"))
+        kept(FakeManager(), store).activate([3, 1], "team-a")
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "lib", tmp_path / "lib/ocigpu")]
+    assert (modes, sets(store)) == ([0o755, 0o755], [(PAIR, "team-a", True, False)])
+    for change, back, words in (
+        (lambda: os.chmod(tmp_path / "lib/ocigpu", 0o777), lambda: os.chmod(tmp_path / "lib/ocigpu", 0o755), "replace"),
+        (lambda: os.chmod(store.directory, 0o770), lambda: os.chmod(store.directory, 0o700), "others may write"),
+        (lambda: os.chown(store.directory, 65534, 0), lambda: os.chown(store.directory, 0, 0), "owner 65534"),
+    ):
+        change()
+        for use in (store.read, kept(FakeManager(), store).list_partitions):
+            with pytest.raises(FabricError, match=words) as error:
+                use()
+            assert error.value.code == "OCIGPU-FAB-9"
+        back()
+    os.rename(store.directory, tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", store.directory)
+    with pytest.raises(FabricError, match="Not a directory"):
+        store.read()

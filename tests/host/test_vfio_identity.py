@@ -140,6 +140,20 @@ def test_a_table_that_is_none_of_ours_is_an_error(tmp_path: Path, text: str) -> 
         read_table(str(tmp_path / "table"))
 
 
+def test_a_table_that_somebody_else_could_have_written_is_not_believed(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    write_table(str(table), [GpuModule("0000:01:00.0", 2, "", ())])
+    assert [one.module_id for one in read_table(str(table))] == [2]
+    for path, mode, back, words in (
+        (table, 0o666, 0o644, "others may write"),
+        (tmp_path, 0o777, 0o755, "others may replace files"),
+    ):
+        path.chmod(mode)
+        with pytest.raises(HostError, match=words):
+            read_table(str(table))
+        path.chmod(back)
+
+
 def test_the_command_keeps_a_table_and_refuses_a_node_that_contradicts_it(
     roots: Roots, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, read_vfio_facts
 from ocigpu.gpus.vfio.holders import claim, read_holders
-from ocigpu.system.files import read_regular, replace_path
+from ocigpu.system.files import open_regular, read_bounded, replace_path, why_replaceable, why_untrusted
 
 TABLE = "/var/lib/ocigpu/module-ids.json"
 """Where a node keeps its table."""
@@ -187,10 +187,15 @@ def is_answer(word: int) -> bool:
 def read_table(path: str) -> tuple[ModuleReading, ...]:
     """Return what a node's table says, () when there is none.
 
-    Raises HostError (OCIGPU-VFIO-7) for a table that cannot be read or understood.
+    Raises HostError (OCIGPU-VFIO-7) for a table that cannot be read or understood, or that somebody else than root or
+    we could have written.
     """
     try:
-        document = json.loads(read_regular(path, MAX_TABLE))
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            if why := why_untrusted(status.st_uid, status.st_mode) or why_replaceable(path):
+                raise _error(f"table {path} is not believed: {why}")
+            document = json.loads(read_bounded(file, MAX_TABLE))
         if document["format"] != FORMAT:
             raise _error(f"table {path}: format {document['format']}, not {FORMAT}")
         return tuple(_reading(bdf, entry) for bdf, entry in document["gpus"].items())

@@ -19,16 +19,10 @@ from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, quoted
 from ocigpu.kubernetes.tenants.lease import Lease, LeaseEvent, LeaseHolder, Phase, step
-from ocigpu.system.files import (
-    lock_file,
-    read_regular,
-    remove_drafts,
-    replace_file,
-    why_replaceable,
-    why_untrusted,
-)
+from ocigpu.system.files import lock_file, read_regular, remove_drafts, replace_file
 from ocigpu.system.locks import holding
 from ocigpu.system.proc import read_boot_id
+from ocigpu.system.state import open_state
 
 DIRECTORY = "/var/lib/ocigpu/leases"
 NAME, LOCK, HISTORY = "journal", "lock", "history-"
@@ -97,12 +91,7 @@ class LeaseJournal:
         self._inode = 0
         self._broken = True
         try:
-            os.makedirs(directory, 0o700, exist_ok=True)
-            self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            status = os.fstat(self._fd)
-            why = why_untrusted(status.st_uid, status.st_mode) or why_replaceable(directory)
-            if not why and status.st_mode & 0o077 and status.st_uid == os.geteuid():
-                os.fchmod(self._fd, 0o700)
+            self._fd, why = open_state(directory)
         except OSError as error:
             raise self._cannot("open", error) from error
         if why:  # whoever writes it says which GPUs are free

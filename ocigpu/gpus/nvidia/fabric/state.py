@@ -28,6 +28,7 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
 from ocigpu.system.files import lock_file, read_regular, remove_drafts, replace_file
 from ocigpu.system.locks import holding
 from ocigpu.system.proc import read_boot_id
+from ocigpu.system.state import open_state
 
 DIRECTORY = "/var/lib/ocigpu/fabric"
 NAME, LOCK = "state.json", "lock"
@@ -150,24 +151,29 @@ def state_directory(simulation: str = "") -> str:
 
 
 class FabricStore:
-    """The file in a directory, made when it is missing.  Its methods raise FabricError (OCIGPU-FAB-9)."""
+    """The file in a directory, made when it is missing.
+
+    Its methods raise FabricError (OCIGPU-FAB-9), also where somebody else than root or we could have written it: who
+    writes it says whose partitions are active.
+    """
 
     def __init__(self, directory: str = DIRECTORY) -> None:
         self.directory = directory
 
     def read(self) -> FabricState | None:
         """Return what is kept; None when nothing ever was."""
+        if not os.path.lexists(self.directory):
+            return None
         try:
             with self._open() as fd:
                 return self._read(fd)
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            raise self._error("open", f"{error.strerror}") from error
 
     @contextmanager
     def change(self) -> Iterator["KeptFile"]:
         """Hold the lock of all programs that change partitions."""
         try:
-            os.makedirs(self.directory, 0o700, exist_ok=True)
             with self._open() as fd:
                 busy = self._error("lock", f"held for {LOCK_LIMIT:g} s by another program")
                 with holding(lock_file(LOCK, fd), busy, LOCK_LIMIT):
@@ -178,8 +184,10 @@ class FabricStore:
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd, why = open_state(self.directory)
         try:
+            if why:
+                raise self._error("believe", why)
             yield fd
         finally:
             os.close(fd)
