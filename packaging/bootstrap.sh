@@ -3,6 +3,7 @@
 # bootstrap.sh install|deb|rpm|image: only installs what packaging/install.sh, package.sh and kubernetes/image.sh need.
 # On Debian and Ubuntu it installs with apt-get and says so; elsewhere it says what to install and stops.
 set -eu
+umask 022 # what is made here runs as root too
 cd "$(dirname "$0")/.."
 purpose=${1:-demo}
 missing='' packages='' fedora=''

@@ -34,8 +34,8 @@ while [ $# -gt 0 ]; do
   case $1 in
     --prefix | --bin | --venv | --stage | --vendored | --id | --config | --python)
       [ $# -ge 2 ] || die "$1 needs a value"
-      case $2 in *[!A-Za-z0-9_./+@%:,=-]*) die "$1 $2: only letters, digits and _./+@%:,=- can stand in a path here" ;; esac
       case $1:$2 in --id:* | *:/*) value=$2 ;; *) value=$PWD/$2 ;; esac
+      case $value in *[!A-Za-z0-9_./+@%:,=-]*) die "$1 $value: only letters, digits and _./+@%:,=- can stand in a path here" ;; esac
       eval "${1#--}=\$value"
       shift 2
       ;;

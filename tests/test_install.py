@@ -234,6 +234,19 @@ def test_a_path_that_a_shell_would_take_apart_is_refused(tmp_path: Path) -> None
     assert "only letters, digits" in done.stderr
 
 
+def test_a_working_directory_that_a_shell_would_take_apart_is_refused(tmp_path: Path) -> None:
+    """A relative path stands in the commands with the directory before it, and root runs them."""
+    place = tmp_path / "$(touch harmed)"
+    place.mkdir()
+    script = REPOSITORY / "packaging/install.sh"
+    for option in ("--config", "--bin"):
+        words = {"--bin": str(tmp_path / "bin"), "--venv": str(REPOSITORY / ".venv"), option: "here"}
+        command = ["sh", str(script), *(word for pair in words.items() for word in pair)]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+        assert (done.returncode, "only letters, digits" in done.stderr) == (2, True)
+    assert not (tmp_path / "bin").exists()
+
+
 def test_a_foreign_directory_is_not_overwritten(tmp_path: Path) -> None:
     foreign = tmp_path / "lib/ocigpu"
     foreign.mkdir(parents=True)
