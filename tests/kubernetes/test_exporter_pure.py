@@ -393,6 +393,14 @@ def test_jobs_are_read_from_files_by_gpu_and_instance(tmp_path: Path) -> None:
     assert read_jobs("") == read_jobs(str(tmp_path / "none")) == {}
 
 
+def test_a_job_is_no_link_to_a_file_that_its_user_cannot_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("root:$6$hash:20000\n")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/0").symlink_to("../secret")
+    (tmp_path / "jobs/1").write_text("17\n")
+    assert read_jobs(str(tmp_path / "jobs")) == {(1, WHOLE): ("17",)}
+
+
 def test_a_lost_gpu_is_down_and_has_no_values() -> None:
     page = read_page(page_of(Picture(Sample((GPUS[0]._replace(error="GPU is lost"), GPUS[1])))))
     assert value(page, "ocigpu_exporter_gpu_up", gpu="0", UUID="GPU-a") == 0

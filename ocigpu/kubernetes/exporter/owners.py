@@ -187,9 +187,10 @@ def read_jobs(directory: str) -> dict[tuple[int, int], tuple[str, ...]]:
         if not parts:
             continue
         try:
-            with open_regular(os.path.join(directory, name)) as file:
+            # no link: whoever may add files there would read others by what is shown of them
+            with open_regular(os.path.join(directory, name), flags=os.O_NOFOLLOW) as file:
                 words = file.read(MAX_FILE).decode(errors="replace").split()
-        except OSError:  # the job has ended just now
+        except OSError:  # the job has ended just now, or it is none
             continue
         jobs = tuple(dict.fromkeys(words))[:MAX_JOBS]
         found[int(parts[1]), int(parts[2]) if parts[2] else WHOLE] = jobs
