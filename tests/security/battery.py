@@ -277,6 +277,13 @@ BATTERY: dict[int, Row] = {
         ),
         "no start of a container listens to a network",
     ),
+    24: Row(
+        "begin in a directory of the host that the runtime was given open",
+        ("2024-21626",),
+        MODES,
+        here("environment", "test_the_runtime_inherits_no_descriptor_of_ours"),
+        "the vulnerability was of runc's own descriptors; other ways are hooks, which start no runtime",
+    ),
 }
 
 

@@ -12,13 +12,13 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_the_battery_has_all_rows() -> None:
-    assert list(BATTERY) == list(range(1, 24))
+    assert list(BATTERY) == list(range(1, 25))
     assert set(ALL_HOOKS) == set(CDI_HOOKS)
     assert {cve for row in BATTERY.values() for cve in row.cves} == {
         *("2024-0132", "2024-0133", "2024-0134", "2024-0135", "2024-0136", "2024-0137"),
         *("2025-23359", "2025-23266", "2025-23267", "2026-24260"),
         *("2025-31133", "2026-47483"),
-        *("2024-3154", "2026-53492"),
+        *("2024-3154", "2026-53492", "2024-21626"),
     }
 
 

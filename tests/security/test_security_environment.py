@@ -509,3 +509,36 @@ def test_a_lock_that_somebody_else_holds_or_has_made_stops_nobody(
         assert (result.returncode, result.stdout, result.stderr) == (0, "", ""), explain(result)
         hooks = json.loads((bundle / "config.json").read_text())["hooks"]["prestart"]
         assert "ocigpu-hook" in hooks[-1]["args"]
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+def test_the_runtime_inherits_no_descriptor_of_ours(
+    simulated_host: SimulatedHost,
+    make_bundle: MakeBundle,
+    runtime_environment: dict[str, str],
+    tmp_path: Path,
+    mode: str,
+) -> None:
+    """A directory of the host that is open in runc is where a container begins whose cwd names it (CVE-2024-21626)."""
+    specs, listed, program = tmp_path / "specs", tmp_path / "listed", tmp_path / "runc"
+    specs.mkdir()
+    command = [PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--config", simulated_host.settings]
+    run([*command, "--output", specs / "nvidia.json"])
+    program.write_text(f"#!/bin/sh\nls /proc/self/fd >{listed}\n")
+    program.chmod(0o755)
+    settings = tmp_path / "config.toml"
+    text = simulated_host.settings.read_text()
+    text = f'mode = "{mode}"\ncdi.spec-dirs = ["{specs}"]\nhook.path = "{HOOK}"\n{text}'
+    settings.write_text(f'{text}\n[runtime]\nruntimes = ["{program}"]\n')
+    bundle = make_bundle(["/bin/true"], ALL)
+    before = (bundle / "config.json").read_bytes()
+    environment = {**runtime_environment, "OCIGPU_CONFIG": str(settings)}
+    for kind in STUBS:
+        stub = write_stub(tmp_path / f"{kind}-stub", kind, "ocigpu-runtime")
+        (bundle / "config.json").write_bytes(before)
+        for verb in ("create", "state"):
+            listed.unlink(missing_ok=True)
+            more = ["--bundle", bundle] if verb == "create" else []
+            run([stub, verb, *more, "none"], env=environment)
+            assert listed.read_text().split() == ["0", "1", "2", "3"]  # 3: of ls
+        assert (bundle / "config.json").read_bytes() != before
