@@ -76,6 +76,34 @@ def test_a_node_is_known_by_its_number_whatever_it_is_called(tmp_path: Path) -> 
         assert Holder(pid, "sleep", "/dev/vfio/112") in read_holders(FIRST, roots)
 
 
+@pytest.mark.root
+def test_who_only_names_a_node_neither_has_its_gpu_nor_hides_that_he_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user can open a node as a path, and any container make one of its number: that must not quarantine GPUs."""
+    roots = make_driverless(tmp_path / "host", 2)
+    os.chmod(tmp_path, 0o755)
+    for group, minor in (("112", 112), ("113", 113)):
+        node = Path(f"{roots.host}/dev/vfio/{group}")
+        node.unlink()
+        os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(511, minor))
+        Path(f"{roots.sys}/class/vfio/{group}/dev").chmod(0o644)
+        Path(f"{roots.sys}/class/vfio/{group}/dev").write_text(f"511:{minor}\n")
+    monkeypatch.setattr(holders, "DEVICE_FILE", "anon_inode:[eventfd]")
+    script = """
+import os, sys, threading
+node = os.open(sys.argv[1], os.O_PATH)
+os.setuid(65534)
+device = os.eventfd(0) if sys.argv[2] else None
+print("open", flush=True)
+threading.Event().wait()
+"""
+    with running(script, f"{roots.host}/dev/vfio/112", "") as pid:
+        assert pid not in [one.pid for one in read_holders(FIRST, roots)]
+    with running(script, f"{roots.host}/dev/vfio/113", "device") as pid:
+        assert pid in [one.pid for one in read_holders(FIRST, roots)]
+
+
 def test_a_device_that_does_not_say_which_it_is_counts_unless_another_group_explains_it(
     roots: Roots, monkeypatch: pytest.MonkeyPatch
 ) -> None:

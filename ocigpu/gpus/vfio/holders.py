@@ -160,16 +160,17 @@ def _find_held(directory: str, nodes: tuple[HeldNode, ...], bdf: str) -> str:
             status = os.stat(name)
             if stat.S_ISCHR(status.st_mode):
                 number = (os.major(status.st_rdev), os.minor(status.st_rdev))
-                if number in numbers:
-                    return numbers[number]
-                other |= number[0] in majors
+                if number[0] in majors and not _is_name(name):
+                    if number in numbers:
+                        return numbers[number]
+                    other = True
             elif machines and stat.S_IFMT(status.st_mode) == 0:  # no file of a file system
                 if os.readlink(name) == DEVICE_FILE:
                     device = _device_of(name)
                     if device == bdf:
                         return DEVICE_FILE
                     unknown |= not device
-            elif (status.st_dev, status.st_ino) in files:
+            elif (status.st_dev, status.st_ino) in files and not _is_name(name):
                 return files[status.st_dev, status.st_ino]
         except (FileNotFoundError, ProcessLookupError):  # closed since
             continue
@@ -186,7 +187,16 @@ def _names(directory: str) -> list[str]:
 
 def _device_of(name: str) -> str:
     """Return the address of the function that a descriptor is, "" where the kernel does not say."""
+    return _tell(name, SYSPATH).rpartition("/")[2]
+
+
+def _is_name(name: str) -> bool:
+    """Whether a descriptor only names its file (O_PATH): anybody can have one of a node that he may not open."""
+    return bool(int(_tell(name, "flags:") or "0", 8) & os.O_PATH)
+
+
+def _tell(name: str, word: str) -> str:
+    """Return what fdinfo says of a descriptor behind a word, "" for nothing (proc_pid_fdinfo(5))."""
     directory, _, number = name.rpartition("/fd/")
     lines = read_proc(f"{directory}/fdinfo/{number}").splitlines()
-    paths = [line.removeprefix(SYSPATH) for line in lines if line.startswith(SYSPATH)]
-    return paths[0].strip().rpartition("/")[2] if paths else ""
+    return next((line.removeprefix(word).strip() for line in lines if line.startswith(word)), "")
