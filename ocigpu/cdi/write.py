@@ -10,6 +10,7 @@ import os
 from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError
 from ocigpu.system.files import replace_path
+from ocigpu.system.state import make_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -165,22 +166,8 @@ def write_file(path: str, content: bytes) -> None:
 
     Raises OSError.
     """
-    _make_directories(os.path.dirname(path))
+    if directory := os.path.dirname(path):
+        make_directory(directory, 0o755)
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     replace_path(path, content, 0o644)
-
-
-def _make_directories(directory: str) -> None:
-    """Make the directory and its parents with mode 0755 whatever the umask; one that exists keeps its mode."""
-    missing = []
-    path = directory
-    while path and not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for path in reversed(missing):
-        try:
-            os.mkdir(path, 0o755)
-        except FileExistsError:  # by somebody else in this moment, or it is no directory: the write will say so
-            continue
-        os.chmod(path, 0o755)

@@ -18,12 +18,12 @@ from ocigpu.gpus.firmware import (
     merge,
     propose,
     read_baseline,
+    read_with_doubts,
     write_baseline,
 )
 from ocigpu.gpus.redfish import NodeFirmware, Redfish, read_credentials, read_firmware
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.identity import TABLE, read_table
-from ocigpu.system.files import read_regular
 
 MAX_FACTS = 1 << 20
 UNCHECKED = 3
@@ -55,10 +55,14 @@ class _Source(NamedTuple):
 def _read_address(path: str) -> str:
     """Return the address in a file: one command fits all nodes, whose BMCs have an address each."""
     try:
-        return read_regular(path, 4096).decode().strip()
+        data, _, why = read_with_doubts(path, 4096)
+        address = data.decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not a text"
         raise HostError("OCIGPU-FW-1", f"board controller: read {path}: {why}", "One line, its address.") from error
+    if why:  # the credentials go there
+        raise HostError("OCIGPU-FW-1", f"board controller: {path}: {why}", "Let root alone write it.")
+    return address
 
 
 def _read(options: _Source) -> NodeFirmware:

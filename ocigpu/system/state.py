@@ -8,10 +8,9 @@ from ocigpu.system.files import why_replaceable, why_untrusted
 def open_state(path: str) -> tuple[int, str]:
     """Return a descriptor of a directory, and why others than root and we could have written it, "" for nobody.
 
-    It is closed to other readers.  What is missing is made, whatever the umask: what is above it for root and us to
-    write alone.  Raises OSError, also where it is a link.
+    It is made where it is missing, and closed to other readers.  Raises OSError, also where it is a link.
     """
-    _make(os.path.abspath(path), 0o700)
+    make_directory(path, 0o700)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         status = os.fstat(fd)
@@ -24,11 +23,20 @@ def open_state(path: str) -> tuple[int, str]:
     return fd, why
 
 
-def _make(path: str, mode: int) -> None:
+def make_directory(path: str, mode: int) -> None:
+    """Make a directory where there is none, and what is missing above it with mode 0755, whatever the umask.
+
+    One that exists keeps its mode.  Raises OSError.
+    """
     try:
         os.mkdir(path, mode)
-    except FileExistsError:
+    except FileExistsError:  # or it is no directory: whoever uses it hears that
         return
     except FileNotFoundError:
-        _make(os.path.dirname(path), 0o755)
-        _make(path, mode)
+        above = os.path.dirname(path)
+        if above in ("", path):
+            raise
+        make_directory(above, 0o755)
+        make_directory(path, mode)
+        return
+    os.chmod(path, mode)

@@ -285,6 +285,10 @@ def test_the_controllers_address_may_be_the_nodes_own(
     main(words)
     assert asked == ["10.0.0.7"]
     capsys.readouterr()
+    address.chmod(0o666)  # whoever writes it has the credentials sent to him
+    assert main(words) == 3
+    assert "others may write" in capsys.readouterr().err
+    assert asked == ["10.0.0.7"]
 
 
 def test_one_gpu_is_checked_by_its_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
