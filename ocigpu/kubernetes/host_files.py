@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ocigpu.core.errors import HostError
 from ocigpu.engines.places import DAEMON_PATH
-from ocigpu.system.files import replace_link
+from ocigpu.system.files import replace_link, why_untrusted
 from ocigpu.system.paths import make_directories, open_in_root, opened
 from ocigpu.system.programs import Finished, run_program
 
@@ -69,8 +69,9 @@ class HostFiles:
         """
         name = payload_version(payload)
         with self._failing(f"write {self.prefix}"):
-            for directory in (self.prefix, f"{self.prefix}/{VERSIONS}"):
-                self._make(directory)
+            for below in ("", f"/{VERSIONS}"):
+                self._make(f"{self.prefix}{below}")
+                self._check(below)
             with self._open(f"/{VERSIONS}") as fd:
                 here = f"/proc/self/fd/{fd}"
                 for left in glob.glob(f"{here}/.new-*"):
@@ -125,6 +126,15 @@ class HostFiles:
     def _make(self, path: str) -> None:
         with self._root() as root_fd:
             os.close(make_directories(root_fd, path, 0o755, lambda _: None))
+
+    def _check(self, below: str) -> None:
+        """Raise HostError where others than root could have put a version, which root would execute."""
+        with self._open(below) as fd:
+            status = os.fstat(fd)
+        if why := why_untrusted(status.st_uid, status.st_mode):
+            raise install_error(
+                f"{self.prefix}{below} below {self.host_root}: {why}", "Remove it, or let root have it."
+            )
 
     def _forget_caches(self) -> None:
         """Remove what stubs of the former version know (see ocigpu/entry/pass_through.py); programs write it anew."""

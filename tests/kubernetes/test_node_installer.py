@@ -123,6 +123,22 @@ def test_a_version_that_does_not_start_is_not_used(tmp_path: Path) -> None:
     assert [path.name for path in (host / "var/opt/ocigpu").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("place", ["", "/versions"])
+def test_a_version_that_somebody_else_could_have_put_there_is_not_executed(tmp_path: Path, place: str) -> None:
+    host, files = host_with(tmp_path)
+    payload = make_payload(tmp_path / "payload", "1")
+    make_payload(host / "var/opt/ocigpu/versions", "1")
+    theirs = host / f"var/opt/ocigpu{place}"
+    tried: list[str] = []
+    for owner, mode in ((65534, 0o755), (0, 0o775)):
+        os.chown(theirs, owner, 0)
+        theirs.chmod(mode)
+        with pytest.raises(HostError, match="others may write"):
+            files.place(payload, tried.append)
+    theirs.chmod(0o755)
+    assert (files.place(payload, tried.append), len(tried)) == ("1", 1)
+
+
 def test_what_was_left_by_a_killed_pod_is_replaced(tmp_path: Path) -> None:
     host, files = host_with(tmp_path)
     left = host / "var/opt/ocigpu/versions/.new-v1/bin"
