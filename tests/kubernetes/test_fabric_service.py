@@ -21,6 +21,7 @@ from ocigpu.gpus.nvidia.fabric.partitions import FabricError, board_partitions
 from ocigpu.gpus.nvidia.fabric.state import FabricStore, KeptFabric
 from ocigpu.kubernetes.api import fabric_pb2 as pb
 from ocigpu.kubernetes.api.services import method, open_channel
+from ocigpu.kubernetes.tenants import fabric_server
 from ocigpu.kubernetes.tenants.fabric_client import GrpcFabric, open_fabric
 from ocigpu.kubernetes.tenants.fabric_messages import SERVICE, ServiceAddress, parse_service
 from ocigpu.kubernetes.tenants.fabric_server import FabricServer
@@ -120,6 +121,19 @@ def test_mutual_tls_lets_in_whom_it_names(
     assert manager.active() == [(1, 3)]
     assert [line for line in log.lines if line.startswith("warning: deactivate 1,3 for node-2")]
     assert [line for line in log.lines if line.startswith("info: activate 1,3 for node-1")]
+
+
+def test_who_says_nothing_has_his_connection_for_a_moment(
+    serve: Serve, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC would keep it for two minutes: a thousand of them, and nobody could change partitions."""
+    monkeypatch.setattr(fabric_server, "HANDSHAKE", 0.2)
+    server = serve("tcp:127.0.0.1:0", "node-1", tls=authority.issue("service"))
+    for before in (b"", b"\x16\x03\x01"):
+        with socket.create_connection(("127.0.0.1", server.address.number), timeout=60) as silent:
+            silent.sendall(before)
+            assert silent.recv(1) == b""
+    assert open_fabric(f"grpc:{server.address}", tls=authority.issue("node-1")).list_partitions()
 
 
 def test_mutual_tls_refuses_strangers_on_both_sides(

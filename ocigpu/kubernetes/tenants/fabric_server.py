@@ -38,6 +38,8 @@ from ocigpu.system.service import ServiceLog
 
 WORKERS = 4
 STOP = 5.0
+HANDSHAKE = 5.0
+"""Seconds for TLS to be agreed on: until then nobody knows who calls, and each takes a descriptor."""
 MOST_SETS = 64
 MOST_GPUS = 16
 MOST_ID = 1 << 10
@@ -67,7 +69,11 @@ class FabricServer:
         self._server = grpc.server(
             ThreadPoolExecutor(WORKERS, "fabric"),
             maximum_concurrent_rpcs=2 * WORKERS,
-            options=[("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.so_reuseport", 0)],
+            options=[
+                ("grpc.max_receive_message_length", MAX_MESSAGE),
+                ("grpc.so_reuseport", 0),
+                ("grpc.server_handshake_timeout_ms", int(HANDSHAKE * 1000)),
+            ],
         )
         functions = {
             "List": self._guard("list", lambda _: to_list(fabric.list_partitions())),
