@@ -50,6 +50,31 @@ def test_the_file_that_fits_is_named_with_what_installs_it(release: Path, own: s
     ]
 
 
+def test_what_is_installed_lies_where_nobody_else_can_exchange_it(release: Path, own: str, tmp_path: Path) -> None:
+    requirements.require(requirements.programs("curl"))
+    (work := tmp_path / "work").mkdir()
+    work.chmod(0o777)
+    (programs := tmp_path / "bin").mkdir()
+    (programs / "apt-get").write_text(
+        f"""#!/bin/sh
+cat "$2" && stat -c ' %u %a' "${{2%/*}}" && echo "$@" >{tmp_path}/words
+exit 7
+"""
+    )
+    (programs / "apt-get").chmod(0o755)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(release))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        command = [REPOSITORY / "packaging/get", "--install", f"http://127.0.0.1:{server.server_port}/"]
+        environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+        done = run(command, check=False, cwd=work, env=environment)
+        server.shutdown()
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (7, f"{own} {os.getuid()} 755"), done.stderr
+    installed = Path((tmp_path / "words").read_text().split()[1])
+    assert installed.name == own
+    assert (installed.parent.exists(), list(work.iterdir())) == (False, [])
+
+
 def test_what_an_address_has_is_kept_here(release: Path, own: str, tmp_path: Path) -> None:
     requirements.require(requirements.programs("curl"))
     (work := tmp_path / "work").mkdir()
