@@ -39,7 +39,7 @@ PATH = "/v1/containers"
 
 
 class Service:
-    """The service's process, at one port however often it is killed."""
+    """The service's process, at one port however often it is killed; the port stays bound here until :meth:`end`."""
 
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.state, self.output = directory / "state", directory / "caas.log"
@@ -48,9 +48,10 @@ class Service:
         words = ("containers:read", "containers:write", "logs:read")
         self.key = store.add_key("landon", words, "tests", None)[0]
         store.close()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the service may listen at it
+        self._held.bind(("127.0.0.1", 0))
+        self.port = int(self._held.getsockname()[1])
         self.child = self.start()
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -61,6 +62,10 @@ class Service:
     def kill(self) -> None:
         os.kill(self.child.pid, signal.SIGKILL)
         self.child.wait()
+
+    def end(self) -> None:
+        self.kill()
+        self._held.close()
 
     def ask(self, method: str, path: str, body: Any = None, key: str = "") -> tuple[int, Any]:
         """Send a request again and again until it is answered; returns status and body."""
@@ -171,7 +176,7 @@ def test_the_service_killed_at_any_moment(cluster: Cluster, tmp_path: Path, time
         stopping.set()
         for thread in threads:
             thread.join()
-        service.kill()
+        service.end()
     made = Counter(
         event.object["metadata"]["name"] for event in cluster._events if event.key == "/pods" and event.type == "ADDED"
     )
