@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,15 @@ class Watcher:
         self.lines.append(json.loads(text))
         return self.lines[-1]
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop it meanwhile: what is done is one change for it, however long a busy machine takes over the parts."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     def end(self, number: int = signal.SIGTERM) -> int:
         """End it by a signal; returns the exit status, and what else it said is in ``lines``."""
         self.process.send_signal(number)
@@ -321,7 +331,8 @@ def test_a_mig_device_that_is_made_leads_to_one_rewrite(
 ) -> None:
     assert "0:0" in names_in(target)
     assert "0:1" not in names_in(target)
-    add_mig_device(host, tmp_path / "other")
+    with watcher.paused():
+        add_mig_device(host, tmp_path / "other")
     line = watcher.next()
     assert line["changed"]
     assert "MIG devices have changed: 1 then, 2 now" in line["reasons"]
@@ -390,12 +401,14 @@ def test_a_failure_is_told_once_and_the_file_stays_until_it_is_over(watcher: Wat
 def test_settings_are_read_again_when_their_file_changes(watcher: Watcher, host: Path, target: Path) -> None:
     settings = host / "config.toml"
     good = settings.read_text()
-    settings.write_text("nonsense = 1\n")
+    with watcher.paused():  # what is written in place is empty before it is whole
+        settings.write_text("nonsense = 1\n")
     line = watcher.next()
     assert "OCIGPU-SET-2" in line["msg"]
     assert line["msg"].endswith("the previous settings stay in force")
     assert watcher.next()["reasons"] == ["the settings file has changed"]
-    settings.write_text(f'{good}\n[driver]\nldcache = "/etc/none"\n')
+    with watcher.paused():
+        settings.write_text(f'{good}\n[driver]\nldcache = "/etc/none"\n')
     line = watcher.next()
     assert line["changed"]
     assert line["reasons"][0].startswith("settings have changed")
