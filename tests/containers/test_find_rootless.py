@@ -23,6 +23,7 @@ from ocigpu.containers.report import make_reports
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.system.child import Child
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -160,8 +161,16 @@ def test_a_user_who_never_answers_costs_a_deadline(tmp_path: Path, monkeypatch: 
             pids.write_text(str(os.getpid()))
         signal.pause()
 
+    class Begun(Child):
+        """One whose answer is waited for when it hangs, however late a busy machine lets it begin."""
+
+        def collect(self, limit: int) -> tuple[bytes, int]:
+            wait_for("the child's child", pids.read_text)
+            return super().collect(limit)
+
     monkeypatch.setattr(users, "find_containers", hang)
-    monkeypatch.setattr(users, "SECONDS", 1.0)
+    monkeypatch.setattr(users, "Child", Begun)
+    monkeypatch.setattr(users, "SECONDS", 0.2)
     assert users.find_of_users(HostFacts(), Settings()) == ([], [f"containers of user {USER} could not be looked at"])
     wait_for("its child is gone", lambda: not Path(f"/proc/{pids.read_text()}").exists())
 
