@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -39,19 +38,16 @@ PATH = "/v1/containers"
 
 
 class Service:
-    """The service's process, at one port however often it is killed; the port stays bound here until :meth:`end`."""
+    """The service's process, at one port however often it is killed."""
 
-    def __init__(self, cluster: Cluster, directory: Path) -> None:
+    def __init__(self, cluster: Cluster, directory: Path, port: int) -> None:
         self.state, self.output = directory / "state", directory / "caas.log"
         self.config = cluster.write_kubeconfig(directory / "kubeconfig")
         store = CaasStore(str(self.state))
         words = ("containers:read", "containers:write", "logs:read")
         self.key = store.add_key("landon", words, "tests", None)[0]
         store.close()
-        self._held = socket.socket()
-        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # so that the service may listen at it
-        self._held.bind(("127.0.0.1", 0))
-        self.port = int(self._held.getsockname()[1])
+        self.port = port
         self.child = self.start()
 
     def start(self) -> "subprocess.Popen[bytes]":
@@ -62,10 +58,6 @@ class Service:
     def kill(self) -> None:
         os.kill(self.child.pid, signal.SIGKILL)
         self.child.wait()
-
-    def end(self) -> None:
-        self.kill()
-        self._held.close()
 
     def ask(self, method: str, path: str, body: Any = None, key: str = "") -> tuple[int, Any]:
         """Send a request again and again until it is answered; returns status and body."""
@@ -121,10 +113,12 @@ def live(cluster: Cluster, stopping: threading.Event) -> None:
 
 @pytest.mark.rest
 @pytest.mark.timeout(900)
-def test_the_service_killed_at_any_moment(cluster: Cluster, tmp_path: Path, times: Callable[[int], int]) -> None:
+def test_the_service_killed_at_any_moment(
+    cluster: Cluster, tmp_path: Path, held_port: int, times: Callable[[int], int]
+) -> None:
     """What was answered once is so for ever: one container for a key, one pod for a container, and what it printed."""
     Lab(cluster, tmp_path).add_tenancy()
-    service, stopping, chance = Service(cluster, tmp_path), threading.Event(), random.Random(17)
+    service, stopping, chance = Service(cluster, tmp_path, held_port), threading.Event(), random.Random(17)
     ids: dict[str, str] = {}
     deleted: set[str] = set()
     failures: list[BaseException] = []
@@ -176,7 +170,7 @@ def test_the_service_killed_at_any_moment(cluster: Cluster, tmp_path: Path, time
         stopping.set()
         for thread in threads:
             thread.join()
-        service.end()
+        service.kill()
     made = Counter(
         event.object["metadata"]["name"] for event in cluster._events if event.key == "/pods" and event.type == "ADDED"
     )

@@ -5,7 +5,6 @@ In place of the image they have this machine's files, in an overlay that is thro
 
 import json
 import os
-import random
 import signal
 import subprocess
 import urllib.request
@@ -170,16 +169,15 @@ def test_node_labels_are_written_by_an_ordinary_user(start: Start, work_director
 
 
 @pytest.mark.parametrize("pods", [False, True], ids=["an ordinary user", "root"])
-def test_the_exporter_has_metrics_of_all_gpus(start: Start, work_directory: Path, pods: bool) -> None:
+def test_the_exporter_has_metrics_of_all_gpus(start: Start, work_directory: Path, held_port: int, pods: bool) -> None:
     (work_directory / "kubelet/pod-resources").mkdir()
-    port = random.SystemRandom().randrange(20000, 32768)  # not one that the kernel gives to others meanwhile
-    child = start("exporter", {"exporter": {"pods": pods, "port": port}})
+    child = start("exporter", {"exporter": {"pods": pods, "port": held_port}})
     text = ""
 
     def scraped() -> bool:
         nonlocal text
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{held_port}/metrics", timeout=60) as answer:
                 text = answer.read().decode()
         except OSError:
             return False
