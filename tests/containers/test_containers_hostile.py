@@ -168,7 +168,8 @@ def test_a_first_process_that_has_gone_into_a_volume_gets_nothing_there(
     enter = ["sh", "-c", "mkdir -p /v/proc/driver/nvidia; cp /probe /v/probe; exec chroot /v /probe pause"]
     with container(make_bundle(enter, GPU_3, edit=with_volume), runtime_environment, host=simulated_host) as made:
         root = Path(f"/proc/{made.found().pid}/root")
-        wait_for("the first process is in the volume", lambda: (root / "probe").samefile(volume / "probe"))
+        there = volume / "probe"
+        wait_for("the first process is in the volume", lambda: there.exists() and there.samefile(root / "probe"))
         with opened(made) as live:
             attach(live, ["5"])
         assert sorted(os.listdir(volume)) == ["probe", "proc"]

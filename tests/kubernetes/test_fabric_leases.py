@@ -92,6 +92,7 @@ class VmCheck:
         program = directory / "check"
         program.write_text(
             f"#!/bin/sh\nsleep 600 < {self.path} > /dev/null 2>&1 &\nvm=$!\n"
+            f"until [ /proc/$vm/fd/0 -ef {self.path} ]; do sleep 0.01; done\n"
             f"echo $vm > {self.pid}.new; mv {self.pid}.new {self.pid}\n"
             f"while [ ! -e {self.go} ]; do sleep 0.05; done\n{after}\n"
         )

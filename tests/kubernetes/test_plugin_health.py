@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,8 +92,10 @@ def watching(lab: Lab) -> int:
 
     def look() -> bool:
         children = Path(f"/proc/{lab.plugin.child.pid}/task/{lab.plugin.child.pid}/children").read_text().split()
-        found[:] = [int(pid) for pid in children if b"watch-events" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return any("libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text() for pid in found)
+        with suppress(FileNotFoundError, ProcessLookupError):  # one of them has just ended
+            found[:] = [int(pid) for pid in children if b"watch-events" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            return any("libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text() for pid in found)
+        return False
 
     wait_for("the process that waits for events", look)
     return found[0]

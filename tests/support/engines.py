@@ -56,7 +56,7 @@ def _daemon(
             with socket.socket(socket.AF_UNIX) as client:
                 return client.connect_ex(str(address)) == 0 and run(ready, check=False).returncode == 0
 
-        wait_for(f"{command[0]} to answer", is_ready, 60, log.read_text)
+        wait_for(f"{command[0]} to answer", is_ready, on_failure=log.read_text)
         yield
     finally:
         if is_alive(daemon.pid):
