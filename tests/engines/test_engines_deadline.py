@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ exit $status
 
 
 class Hurried(NamedTuple):
-    """The product with deadlines of a second instead of half a minute."""
+    """The product with deadlines of two seconds instead of half a minute: see :meth:`last`."""
 
     copy: PublicCopy
     host: SimulatedHost
@@ -49,12 +49,13 @@ class Hurried(NamedTuple):
     ) -> Completed:
         """Create and delete a container, with a directory that does not answer in a mount namespace of its own."""
         name = container_id()
-        state = bundle.with_name("state")
+        state, mounted = bundle.with_name("state"), bundle.with_name("mounted")
+        mounted.unlink(missing_ok=True)
         words: list[Any] = [runtime or self.copy.runtime, "--root", state]
         before: list[Any] = [*view_of("v2")]
         if silent:
             before += ["unshare", "--mount", "sh", "-c", SILENT, "sh", sys.executable, silent_fuse.__file__]
-            before += [silent, bundle.with_name("mounted")]
+            before += [silent, mounted]
         output = bundle.with_name(f"{name}.err")
         python = {"PYTHONPATH": os.pathsep.join(sys.path)}
         try:
@@ -67,17 +68,30 @@ class Hurried(NamedTuple):
         finally:
             run([*view_of("v2"), "runc", "--root", state, "delete", "--force", name], env=env, check=False)
 
+    def last(self, attempt: Callable[[], Completed], *names: Path | str) -> Completed:
+        """Return what an attempt says that names what never answers, or the last one.
+
+        A machine that is busy, or stops for a while, may not have come to it within two seconds: then there are more.
+        """
+        signals = self.copy.library / "ocigpu/system/signals.py"
+        text = signals.read_text()
+        try:
+            for seconds in (2, 8, 25):
+                signals.write_text(text.replace("SECONDS = 30.0", f"SECONDS = {seconds:.1f}"))
+                assert signals.read_text() != text
+                result = attempt()
+                if any(str(name) in result.stderr.replace("\\", "") for name in names):
+                    break
+        finally:
+            signals.write_text(text)
+        return result
+
 
 @pytest.fixture(scope="module")
 def hurried_copy(session_directory: Path) -> PublicCopy:
     directory = session_directory / "hurried"
     directory.mkdir()
-    copy = make_public_copy(directory)
-    path = copy.library / "ocigpu/system/signals.py"
-    text = path.read_text()
-    path.write_text(text.replace("SECONDS = 30.0", "SECONDS = 2.0"))
-    assert path.read_text() != text
-    return copy
+    return make_public_copy(directory)
 
 
 @pytest.fixture
@@ -102,8 +116,9 @@ def test_a_driver_that_never_answers(
 ) -> None:
     bundle = make_bundle(["/probe", "pause"], ALL)
     env = hurried.environment(mode, work_directory)
-    result = hurried.create(bundle, env, hurried.host.directory / "usr")
-    assert_says(result, hurried.host.directory)
+    directory = hurried.host.directory
+    result = hurried.last(lambda: hurried.create(bundle, env, directory / "usr"), directory)
+    assert_says(result, directory)
 
 
 def test_specifications_that_never_answer(hurried: Hurried, make_bundle: MakeBundle, work_directory: Path) -> None:
@@ -111,7 +126,7 @@ def test_specifications_that_never_answer(hurried: Hurried, make_bundle: MakeBun
     specs.mkdir()
     env = hurried.environment("cdi", work_directory, f'cdi.spec-dirs = ["{specs}"]')
     bundle = make_bundle(["/probe", "pause"], {"NVIDIA_VISIBLE_DEVICES": "nvidia.com/gpu=0"})
-    assert_says(hurried.create(bundle, env, specs), specs)
+    assert_says(hurried.last(lambda: hurried.create(bundle, env, specs), specs), specs)
 
 
 @pytest.mark.parametrize("mode", ["hook", "spec"])
@@ -120,11 +135,13 @@ def test_an_image_that_never_answers(
     hurried: Hurried, make_bundle: MakeBundle, work_directory: Path, mode: str, directory: str
 ) -> None:
     bundle = make_bundle(["/probe", "pause"], ALL)
-    result = hurried.create(bundle, hurried.environment(mode, work_directory), bundle / "rootfs" / directory)
+    env, silent = hurried.environment(mode, work_directory), bundle / "rootfs" / directory
+    names = "/rootfs", f"/{os.path.basename(directory)}"
+    result = hurried.last(lambda: hurried.create(bundle, env, silent), *names)
     assert result.returncode != 0, explain(result)
     (line,) = [line for line in result.stderr.splitlines() if "OCIGPU-" in line]
     assert "OCIGPU-INT-5" in line
-    assert "/rootfs" in line or f"/{os.path.basename(directory)}" in line, line
+    assert any(name in line for name in names), line
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -176,5 +193,10 @@ def test_the_vendors_program_ends_too(
         command[-2:] = [place, work_directory / "mounted"]
     path = os.pathsep.join([str(hurried.copy.library), *sys.path])
     command += [sys.executable, "-c", program, *words]
-    result = run(command, env={**env, "PYTHONPATH": path}, check=False, cwd=work_directory)
-    assert_says(result, place if silent else rootfs, "ocigpu-container-cli")
+    named = place if silent else rootfs
+
+    def configure() -> Completed:
+        (work_directory / "mounted").unlink(missing_ok=True)
+        return run(command, env={**env, "PYTHONPATH": path}, check=False, cwd=work_directory)
+
+    assert_says(hurried.last(configure, named), named, "ocigpu-container-cli")
