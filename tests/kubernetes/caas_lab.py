@@ -12,6 +12,7 @@ from urllib.parse import quote
 import lightkube
 from support.cluster import ADMIN, Cluster, make_kind
 from support.process import wait_for
+from support.programs import held_port
 
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
 from ocigpu.kubernetes.tenants.service.keeper import KeeperPace
@@ -39,13 +40,15 @@ class Lab:
         # for ever: pods of the tests have ended in November 2026
         self.options = {"pace": KeeperPace(0.2, 0.02, 0.2, 0.2), "keep_seconds": 1e10, "pod_seconds": 1e10, **options}
         self.server: CaasServer
+        self.port = 0
+        """Where it listens, 0 for any."""
         self.lines: list[tuple[str, str]] = []
         self.user = ADMIN
         """As whom the service asks the cluster."""
 
-    def start(self, port: int = 0) -> None:
+    def start(self) -> None:
         options = ServiceOptions(
-            f"127.0.0.1:{port}", str(self.directory / "state"), audit=str(self.directory / "audit"), **self.options
+            f"127.0.0.1:{self.port}", str(self.directory / "state"), audit=str(self.directory / "audit"), **self.options
         )
         config = lightkube.KubeConfig.from_dict(self.cluster.kubeconfig(self.user))
         client = ClusterClient(lightkube.AsyncClient(config=config, trust_env=False))
@@ -143,9 +146,10 @@ class _SilentLog(ServiceLog):
 
 @contextmanager
 def make_lab(directory: Path, **options: Any) -> Iterator[Lab]:
-    with Cluster() as cluster:
+    with Cluster() as cluster, held_port() as port:
         cluster.create(TENANCY_TYPE)
         lab = Lab(cluster, directory, **options)
+        lab.port = port
         lab.add_tenancy()
         lab.start()
         try:

@@ -87,8 +87,7 @@ def test_follow_shows_what_it_prints_and_ends_as_it_does(lab: Lab, code: int, st
         lab.cluster.log("tenant-landon", name, "2026-11-23T10:02:01Z one")
         assert process.stdout.readline() == "one\n"
         lab.stop()
-        port = lab.server.port
-        lab.start(port)
+        lab.start()
         lab.cluster.log("tenant-landon", name, "2026-11-23T10:02:02Z two")
         assert process.stdout.readline() == "two\n"
         lab.set_status(made, **ended(code))

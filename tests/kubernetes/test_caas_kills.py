@@ -19,6 +19,7 @@ from caas_lab import SEED, TENANCY_TYPE, Lab, ended, running
 from support.cluster import Cluster
 from support.cluster_rules import Problem
 from support.process import wait_for
+from support.programs import held_port
 
 from ocigpu.kubernetes.tenants.service.store import CaasStore
 
@@ -86,6 +87,12 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as held:
+        yield held
+
+
 def pods(cluster: Cluster) -> list[str]:
     return [each["metadata"]["name"] for each in cluster.objects("Pod")]
 
@@ -114,11 +121,11 @@ def live(cluster: Cluster, stopping: threading.Event) -> None:
 @pytest.mark.rest
 @pytest.mark.timeout(900)
 def test_the_service_killed_at_any_moment(
-    cluster: Cluster, tmp_path: Path, held_port: int, times: Callable[[int], int]
+    cluster: Cluster, port: int, tmp_path: Path, times: Callable[[int], int]
 ) -> None:
     """What was answered once is so for ever: one container for a key, one pod for a container, and what it printed."""
     Lab(cluster, tmp_path).add_tenancy()
-    service, stopping, chance = Service(cluster, tmp_path, held_port), threading.Event(), random.Random(17)
+    service, stopping, chance = Service(cluster, tmp_path, port), threading.Event(), random.Random(17)
     ids: dict[str, str] = {}
     deleted: set[str] = set()
     failures: list[BaseException] = []

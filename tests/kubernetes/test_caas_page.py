@@ -150,10 +150,9 @@ def test_the_page_in_a_browser(lab: Lab, tmp_path: Path) -> None:
         lab.set_status(made, **running())
         wait_for("the container", lambda: "running" in browser.ask(row) and "vm boot 90.0 s" in browser.ask(row))
         # the service goes and comes back
-        port = lab.server.port
         lab.stop()
         wait_for("the news", lambda: "again" in browser.ask("document.getElementById('state').innerText"))
-        lab.start(port)
+        lab.start()
         lab.set_status(made, **ended())
         wait_for("the end", lambda: "finished" in browser.ask(row), on_failure=lambda: str(browser.complaints))
         # both colours; the colours of the text are readable in both

@@ -18,6 +18,7 @@ from support.api_server import FakeApiServer, make_account
 from support.bundle import base_config
 from support.process import run, stop, wait_for
 from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost
+from support.programs import held_port
 from support.runtimes import container_id, set_cgroup
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -168,16 +169,22 @@ def test_node_labels_are_written_by_an_ordinary_user(start: Start, work_director
         server.close()
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as held:
+        yield held
+
+
 @pytest.mark.parametrize("pods", [False, True], ids=["an ordinary user", "root"])
-def test_the_exporter_has_metrics_of_all_gpus(start: Start, work_directory: Path, held_port: int, pods: bool) -> None:
+def test_the_exporter_has_metrics_of_all_gpus(start: Start, work_directory: Path, port: int, pods: bool) -> None:
     (work_directory / "kubelet/pod-resources").mkdir()
-    child = start("exporter", {"exporter": {"pods": pods, "port": held_port}})
+    child = start("exporter", {"exporter": {"pods": pods, "port": port}})
     text = ""
 
     def scraped() -> bool:
         nonlocal text
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{held_port}/metrics", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                 text = answer.read().decode()
         except OSError:
             return False

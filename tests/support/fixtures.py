@@ -3,7 +3,6 @@
 import itertools
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,15 +56,6 @@ def public_copy(session_directory: Path) -> PublicCopy:
     directory = session_directory / "product"
     directory.mkdir()
     return make_public_copy(directory)
-
-
-@pytest.fixture
-def held_port() -> Iterator[int]:
-    """A port that nobody else is given, and that a program may listen at: both have SO_REUSEADDR, this one waits."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", 0))
-        yield held.getsockname()[1]
 
 
 MakeBundle = Callable[..., Path]

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from support.process import stop, wait_for
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port that nobody else is given, and that a program may listen at: both have SO_REUSEADDR, this one waits."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield held.getsockname()[1]
 
 
 class LoggedProgram:
