@@ -6,6 +6,7 @@ import pytest
 from handmade_host import cache_bytes
 from hypothesis import given
 from hypothesis import strategies as st
+from support.process import processor_seconds
 
 from ocigpu.gpus.ldcache import parse_ldcache
 from ocigpu.gpus.nvidia.libraries import ARCHITECTURES, native_machine
@@ -75,7 +76,6 @@ def test_anything_after_the_magic_never_raises(tail: bytes) -> None:
     parse_ldcache(b"ld.so-1.7.0\0" + tail, (b"",), FLAGS)
 
 
-@pytest.mark.timeout(30)
 def test_a_cache_that_names_one_path_many_times_takes_no_memory() -> None:
     """600,000 entries of 24 bytes that share a path of 4,000 would be 2.5 GB."""
     data = cache_bytes([("libcuda.so.1", "/" + "a" * 4000, 0x0303)])
@@ -85,5 +85,6 @@ def test_a_cache_that_names_one_path_many_times_takes_no_memory() -> None:
     moved = struct.unpack("<iIIIQ", entry)
     by = 24 * (count - 1)
     table = struct.pack("<iIIIQ", moved[0], moved[1] + by, moved[2] + by, 0, 0) * count
-    found, note = parse_ldcache(bytes(header) + table + data[72:], (b"libcuda",), (0x0300,))
+    with processor_seconds(30):
+        found, note = parse_ldcache(bytes(header) + table + data[72:], (b"libcuda",), (0x0300,))
     assert (found, note) == ([], "more than 4096 libraries of the driver")

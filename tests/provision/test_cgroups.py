@@ -16,6 +16,7 @@ import pytest
 from bpf_interpreter import run_device_program
 from support import machine
 from support.bpf_programs import detach_device_program, read_instructions, read_program_id
+from support.process import processor_seconds
 from support.runtimes import container_id
 
 from ocigpu.core.actions import AllowDevice
@@ -72,10 +73,10 @@ def test_cgroup_mounts_are_read_with_optional_fields_octal_escapes_and_roots():
     ]
 
 
-@pytest.mark.timeout(30)
 def test_a_long_field_with_escapes_is_decoded_in_time_by_its_length() -> None:
-    (mount,) = parse_cgroup_mounts("1 1 0:1 / " + "\\040" * 3_000_000 + " rw - cgroup2 x rw\n")
-    assert mount.mountpoint == " " * 3_000_000
+    with processor_seconds(20):
+        (mount,) = parse_cgroup_mounts("1 1 0:1 / " + "\\040" * 1_000_000 + " rw - cgroup2 x rw\n")
+    assert mount.mountpoint == " " * 1_000_000
 
 
 def test_a_devices_list_is_read_and_lines_that_make_no_sense_are_not():

@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 Completed = subprocess.CompletedProcess[str]
@@ -48,6 +49,22 @@ def wait_for(
             raise AssertionError(f"waited {seconds} s for {what}\n{on_failure()}")
         time.sleep(min(max(0.02, 3 * (now - begun)), 0.5))
         begun = time.monotonic()
+
+
+@contextmanager
+def processor_seconds(limit: float) -> Iterator[None]:
+    """Let the block fail when it computes for longer: unlike a time, that is the same on a busy machine."""
+
+    def end(*_: object) -> None:
+        raise AssertionError(f"it computes for more than {limit} s")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def is_alive(pid: int) -> bool:
