@@ -1,7 +1,7 @@
 """A running dockerd is asked what it knows; one that hangs does not keep doctor waiting."""
 
 import json
-import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -23,12 +23,17 @@ from ocigpu.engines.places import DOCKER, Daemon
 from ocigpu.engines.status import EngineStatus
 
 
+def later_directory(docker: Path) -> Path:
+    """The first directory of the daemon's PATH, which is empty or not there when it starts."""
+    return docker.with_name(f"{docker.name}-later")
+
+
 @pytest.fixture(scope="module")
 def docker(session_directory: Path, image: Path, simulated_host: SimulatedHost) -> Iterator[Docker]:
     requirements.require(requirements.programs("dockerd", "docker", "containerd", "runc"))
     names = install_vendor_names(session_directory / "doctor-bin", simulated_host.settings)
-    env = {"PATH": f"{names}:{SYSTEM_PATH}"}
     directory = session_directory / "doctor-docker"
+    env = {"PATH": f"{later_directory(directory)}:{names}:{SYSTEM_PATH}"}
     with start_docker(directory, image, {"ocigpu": str(RUNTIME)}, env, view=view_of("v2")) as engine:
         yield engine
 
@@ -87,10 +92,14 @@ def test_a_hook_that_came_after_dockerd_needs_a_restart(
     docker: Docker, session_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
-    hook = session_directory / "doctor-bin/nvidia-container-runtime-hook"
+    hook = later_directory(docker.socket.parent) / "nvidia-container-runtime-hook"
+    hook.parent.mkdir()
     time.sleep(1.1)
-    os.utime(hook, follow_symlinks=False)  # a change of its inode is what a new one looks like
-    found = by_name()["docker-not-restarted"]
+    hook.symlink_to(session_directory / "doctor-bin" / hook.name)
+    try:
+        found = by_name()["docker-not-restarted"]
+    finally:
+        shutil.rmtree(hook.parent)
     assert found.severity == "error"
     assert [entry.path for entry in found.evidence] == [str(hook)]
 
