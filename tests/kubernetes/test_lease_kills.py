@@ -169,7 +169,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.rest
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_agent_and_plugin_killed_at_any_moment(node: Node, cluster: Cluster, times: Callable[[int], int]) -> None:
     """No GPU is with two tenants, none is given uncleared or unchecked, and in the end all are free."""
     chance = random.Random(17)
