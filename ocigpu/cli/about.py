@@ -20,11 +20,9 @@ def help_command(command: list[str] | None = None) -> int:
     return main([*(command or []), "--help"])
 
 
-def version_command(json: bool = False) -> None:
-    if json:
-        show.data(_version())
-    else:
-        print(f"ocigpu {__version__}")
+def version_command() -> "show.Answer":
+    yield _version()
+    print(f"ocigpu {__version__}")
 
 
 def _version() -> dict[str, str]:
@@ -32,7 +30,7 @@ def _version() -> dict[str, str]:
     return {"version": __version__, "python": sys.version.split(" ")[0], "library": library}
 
 
-def status_command(config: str = "", json: bool = False) -> None:
+def status_command(config: str = "") -> "show.Answer":
     from ocigpu.cdi.registry import read_registry
     from ocigpu.cli.cdi import file_state
     from ocigpu.cli.common import load_settings, own_program
@@ -54,23 +52,19 @@ def status_command(config: str = "", json: bool = False) -> None:
     files = [(spec.path, spec.kind, file_state(spec.annotations, settings)) for spec in registry.specs]
     units, problem = _read_units()
     notes += [problem] if problem else []
-    if json:
-        names = ("simulated", "driver_root", "driver_version", "cuda_version", "gpus")
-        engine_names = ("engine", "flavour", "running", "configured", "is_default", "cdi", "gpus_hook_ours", "problems")
-        show.data(
-            {
-                **_version(),
-                "programs": programs,
-                "settings": settings.path,
-                **{name: to_data(getattr(facts, name)) for name in names},
-                "engines": [{name: to_data(getattr(one, name)) for name in engine_names} for one in engines],
-                "cdi": [{"file": path, "kind": kind, "state": state.word} for path, kind, state in files],
-                "units": units,
-                "notes": notes,
-            }
-        )
-        return
     version = _version()
+    names = ("simulated", "driver_root", "driver_version", "cuda_version", "gpus")
+    engine_names = ("engine", "flavour", "running", "configured", "is_default", "cdi", "gpus_hook_ours", "problems")
+    yield {
+        **version,
+        "programs": programs,
+        "settings": settings.path,
+        **{name: to_data(getattr(facts, name)) for name in names},
+        "engines": [{name: to_data(getattr(one, name)) for name in engine_names} for one in engines],
+        "cdi": [{"file": path, "kind": kind, "state": state.word} for path, kind, state in files],
+        "units": units,
+        "notes": notes,
+    }
     fields = [("ocigpu", f"{__version__}, Python {version['python']}, in {version['library']}")]
     fields += [("programs" if not number else "", path or f"{name}: not found")
                for number, (name, path) in enumerate(programs.items())]  # fmt: skip

@@ -32,6 +32,8 @@ FORMER = {
 """What options were called when such a name had several meanings: still read, shown nowhere."""
 COMMAND = "COMMAND..."
 """The metavar of an argument that is a command line of its own: from its first word on, options are not ocigpu's."""
+CO_GENERATOR = 0x20
+"""As in ``inspect``, which is not imported: such a command has --json (:func:`ocigpu.cli.show.answer`)."""
 REQUIRED = object()
 """The default of what has to be given."""
 WORDS_OF_BOOLS = {
@@ -121,13 +123,20 @@ def _declared(function: "Callable[..., Any]") -> "Iterator[tuple[str, Any, Any]]
     required = len(names) - len(defaults)
     for number, name in enumerate(names):
         yield name, function.__annotations__[name], REQUIRED if number < required else defaults[number - required]
+    if code.co_flags & CO_GENERATOR:
+        yield "json", bool, False
 
 
 def call(function: "Callable[..., Any]", values: "dict[str, Any]") -> "Any":
-    """Call a command with the values of its parameters."""
+    """Call a command with the values of its parameters; returns its exit status, None for 0."""
     makers = getattr(function, "takes", ())
     made = [maker(**{name: values.pop(name) for name, _, _ in _declared(maker)}) for maker in makers]
-    return function(*made, **values)
+    if not function.__code__.co_flags & CO_GENERATOR:
+        return function(*made, **values)
+    from ocigpu.cli.show import answer
+
+    json = values.pop("json")
+    return answer(function(*made, **values), json)
 
 
 def parse(words: "Sequence[str]", parameters: list[Parameter], lenient: bool = False) -> "dict[str, Any]":

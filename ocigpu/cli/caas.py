@@ -71,7 +71,7 @@ def serve_command(
     CaasServer(options, ServiceLog(json)).run()
 
 
-def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "", json: bool = False) -> None:
+def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "") -> "show.Answer":
     with needing("the store needs what is not installed", "OCIGPU-CAAS-1", "tenants"):
         from ocigpu.kubernetes.tenants.service.store import CaasStore
     kept_in = CaasStore(store)
@@ -79,10 +79,8 @@ def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "", json
         key, kept = kept_in.add_key(None, ["admin"], label, None)
     finally:
         kept_in.close()
-    if json:
-        show.data({"id": kept.id, "key": key})
-    else:
-        print(key)
+    yield {"id": kept.id, "key": key}
+    print(key)
 
 
 @takes(connect)
@@ -212,12 +210,9 @@ def list_command(
     lifecycle: str = "",
     tenancy: str = "",
     limit: Annotated[int, Range(1)] = 100,
-    json: bool = False,
-) -> None:
+) -> "show.Answer":
     items, more = _pages(client, "/v1/containers", limit, lifecycle=lifecycle, tenancy=tenancy)
-    if json:
-        show.data({"containers": items, "more": more})
-        return
+    yield {"containers": items, "more": more}
     headers = ("id", "tenancy", "gpus", "lifecycle", "reason", "node", "created", "image")
     show.table(headers, [[str(one[name] if one[name] is not None else "") for name in headers] for one in items])
 
@@ -228,12 +223,9 @@ def show_command(
     container: str,
     wait: str = "",
     wait_seconds: Annotated[int, Range(0, 300)] = 0,
-    json: bool = False,
-) -> None:
+) -> "show.Answer":
     found = client.ask("GET", path_of(container, wait=wait, timeout=wait_seconds if wait else 0))
-    if json:
-        show.data(found)
-        return
+    yield found
     plain = {name: value for name, value in found.items() if value not in (None, "", [], {}) and name != "phases"}
     rows = [(name, value if isinstance(value, str) else str(value)) for name, value in plain.items()]
     show.fields([*rows, ("phases", _phases(found))])
@@ -267,10 +259,8 @@ def logs_command(
 
 
 @takes(connect)
-def delete_command(client: CaasClient, containers: list[str], json: bool = False) -> None:
-    found = [client.ask("DELETE", path_of(one)) for one in containers]
-    if json:
-        show.data({"containers": found})
+def delete_command(client: CaasClient, containers: list[str]) -> "show.Answer":
+    yield {"containers": [client.ask("DELETE", path_of(one)) for one in containers]}
 
 
 @takes(connect)
@@ -280,37 +270,25 @@ def keys_create_command(
     scope: list[str] | None = None,
     expires: Annotated[int, Range(0)] = 0,
     label: str = "",
-    json: bool = False,
-) -> None:
+) -> "show.Answer":
     wanted = {"tenancy": tenancy, "scopes": scope, "expires_seconds": expires, "label": label}
     made = client.ask("POST", "/v1/keys", {name: value for name, value in wanted.items() if value})
-    show.data(made) if json else print(made["key"])
+    yield made
+    print(made["key"])
 
 
 @takes(connect)
-def keys_list_command(client: CaasClient, json: bool = False) -> None:
+def keys_list_command(client: CaasClient) -> "show.Answer":
     items, _ = _pages(client, "/v1/keys")
-    if json:
-        show.data({"keys": items})
-        return
-    rows = [
-        [
-            one["id"],
-            one["tenancy"] or "",
-            " ".join(one["scopes"]),
-            one["expires"] or "",
-            str(one["revoked"]),
-            one["label"],
-        ]
-        for one in items
-    ]
-    show.table(("id", "tenancy", "scopes", "expires", "revoked", "label"), rows)
+    yield {"keys": items}
+    headers = ("id", "tenancy", "scopes", "expires", "revoked", "label")
+    rows = [{**one, "scopes": " ".join(one["scopes"]), "revoked": str(one["revoked"])} for one in items]
+    show.table(headers, [[row[name] or "" for name in headers] for row in rows])
 
 
 @takes(connect)
-def keys_revoke_command(client: CaasClient, key: str, json: bool = False) -> None:
+def keys_revoke_command(client: CaasClient, key: str) -> "show.Answer":
     from urllib.parse import quote
 
     client.ask("DELETE", f"/v1/keys/{quote(key, safe='')}")
-    if json:
-        show.data({"id": key, "revoked": True})
+    yield {"id": key, "revoked": True}

@@ -194,23 +194,17 @@ class Row(NamedTuple):
 def list_command(
     spec_dir: list[str] | None = None,
     config: str = "",
-    json: bool = False,
     strict: bool = False,
     quiet: bool = False,
-) -> int:
+) -> "show.Answer":
     settings = settings_with_dirs(config, spec_dir)
     registry = read_registry(settings)
     states = {spec.path: file_state(spec.annotations, settings) for spec in registry.specs}
     rows = device_rows(registry, states)
     names = [row.device for row in rows if row.usable]
-    if json:
-        show.data(
-            {
-                "devices": [_row_data(row) for row in rows],
-                "errors": [{"file": path, "message": message} for path, message in registry.errors],
-            }
-        )
-    elif sys.stdout.isatty():
+    errors = [{"file": path, "message": message} for path, message in registry.errors]
+    yield {"devices": [_row_data(row) for row in rows], "errors": errors}, int(strict and bool(errors))
+    if sys.stdout.isatty():
         if rows:
             # why a file is stale is said once, below
             table = [
@@ -221,15 +215,13 @@ def list_command(
     else:
         for name in names:
             print(printable(name))
-    if not json:
-        say(f"{path}: {message}" for path, message in registry.errors)
-    if not quiet and not json:
+    say(f"{path}: {message}" for path, message in registry.errors)
+    if not quiet:
         say([f"Found {show.count(len(names), 'CDI device')}"])
         if not (registry.specs or registry.errors):
             where = ", ".join(settings.cdi_spec_dirs)
             say([f"no specification in {where}; to write one: ocigpu cdi generate --output /etc/cdi/nvidia.yaml"])
         say(f"{path}: {state.describe()}" for path, state in states.items() if state.word == "stale")
-    return 1 if strict and registry.errors else 0
 
 
 def device_rows(registry: Registry, states: dict[str, SpecState]) -> list[Row]:
@@ -257,36 +249,31 @@ def _row_data(row: Row) -> dict[str, object]:
     return {"device": row.device, "file": row.file, "version": row.version, "usable": row.usable, **state}
 
 
-def show_command(what: str, spec_dir: list[str] | None = None, config: str = "", json: bool = False) -> None:
+def show_command(what: str, spec_dir: list[str] | None = None, config: str = "") -> "show.Answer":
     settings = settings_with_dirs(config, spec_dir)
     if not is_qualified(what):
         if "/" not in what and what != STANDARD_INPUT and not os.path.lexists(what):
             message = f"{quoted(what)} is neither a device name, vendor/class=device, nor a file"
             raise CdiError("OCIGPU-CDI-1", message, "all names: ocigpu cdi list")
-        _show_file(what, settings, json)
+        spec = read_valid_spec(what)
+        yield _spec_data(what, spec, "", spec.get("containerEdits") or {}, settings)
+        _show_file(what, spec, settings)
         return
     resolved = read_registry(settings).resolve([what])
     files = [spec.path for spec in resolved.specs]
     edits = merge_edits(resolved.edits)
-    if json:
-        path = resolved.specs[0].path
-        _show_data(path, read_valid_spec(path), what, edits, settings)
-        return
+    yield _spec_data(files[0], read_valid_spec(files[0]), what, edits, settings)
     show.fields([("device", what), *(("file", file) for file in files)])
     print()
     show.table(("edit", "details"), edit_rows(edits))
 
 
-def _show_file(path: str, settings: Settings, json: bool) -> None:
+def _show_file(path: str, spec: "dict[str, Any]", settings: Settings) -> None:
     from textwrap import wrap
 
-    spec = read_valid_spec(path)
     state = file_state(spec.get("annotations") or {}, settings)
     names = [device["name"] for device in spec["devices"]]
     lines = wrap(f"{len(names)}: {', '.join(names)}", 100, break_long_words=False, break_on_hyphens=False)
-    if json:
-        _show_data(path, spec, "", spec.get("containerEdits") or {}, settings)
-        return
     show.fields(
         [
             ("file", path),
@@ -303,21 +290,21 @@ def _show_file(path: str, settings: Settings, json: bool) -> None:
         show.table(("edit", "details"), rows)
 
 
-def _show_data(path: str, spec: "dict[str, Any]", device: str, edits: "dict[str, Any]", settings: Settings) -> None:
+def _spec_data(
+    path: str, spec: "dict[str, Any]", device: str, edits: "dict[str, Any]", settings: Settings
+) -> "dict[str, Any]":
     annotations = spec.get("annotations") or {}
-    show.data(
-        {
-            "device": device,
-            "file": path,
-            "kind": spec["kind"],
-            "version": spec["cdiVersion"],
-            "needs": minimum_version(spec),
-            "devices": [one["name"] for one in spec["devices"]],
-            "state": file_state(annotations, settings)._asdict(),
-            "annotations": annotations,
-            "containerEdits": edits,
-        }
-    )
+    return {
+        "device": device,
+        "file": path,
+        "kind": spec["kind"],
+        "version": spec["cdiVersion"],
+        "needs": minimum_version(spec),
+        "devices": [one["name"] for one in spec["devices"]],
+        "state": file_state(annotations, settings)._asdict(),
+        "annotations": annotations,
+        "containerEdits": edits,
+    }
 
 
 def transform_root_command(

@@ -6,7 +6,7 @@ Names, aliases and variables of the options, which ``ocigpu watch`` has too, are
 
 import os
 
-from ocigpu.cdi.compare import Difference, compare_specs
+from ocigpu.cdi.compare import compare_specs
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.cdi.refresh import DEFAULT_OUTPUT, generate_for, refresh
 from ocigpu.cdi.registry import read_registry
@@ -169,7 +169,7 @@ def _collisions(path: str, settings: Settings) -> list[str]:
 
 
 @takes(read_generate_request)
-def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: bool = False) -> int:
+def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT) -> "show.Answer":
     from ocigpu.gpus.fingerprint import stale_reasons
 
     old = read_valid_spec(file)
@@ -178,30 +178,19 @@ def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT, json: boo
         made = generate_for(old, request.options, request.settings, newest)[0].generated
     differences = compare_specs(old, made.spec)
     reasons = stale_reasons(old.get("annotations") or {}, request.settings)
-    if json:
-        show.data(
-            {
-                "file": file,
-                "equal": not differences,
-                "reasons": list(reasons),
-                "differences": [difference._asdict() for difference in differences],
-                "notes": list(made.notes),
-                "skipped": list(made.skipped),
-            }
-        )
-    else:
-        _print_differences(file, differences, reasons)
-        say_skipped(made.skipped)
-    return 1 if differences else 0
-
-
-def _print_differences(file: str, differences: tuple[Difference, ...], reasons: tuple[str, ...]) -> None:
-    for difference in differences:
-        print(printable(difference.describe()))
-    for reason in reasons:
-        print(printable(f"why: {reason}"))
+    data = {
+        "file": file,
+        "equal": not differences,
+        "reasons": reasons,
+        "differences": [difference._asdict() for difference in differences],
+        "notes": made.notes,
+        "skipped": made.skipped,
+    }
+    yield data, int(bool(differences))
     summary = show.count(len(differences), "difference") if differences else "as this host would give it now"
-    print(printable(f"{file}: {summary}"))
+    for line in (*(one.describe() for one in differences), *(f"why: {one}" for one in reasons), f"{file}: {summary}"):
+        print(printable(line))
+    say_skipped(made.skipped)
 
 
 def newest_for_engines(path: str, settings: Settings) -> str:
@@ -224,14 +213,12 @@ def newest_for_engines(path: str, settings: Settings) -> str:
 
 
 @takes(read_generate_request)
-def refresh_command(request: GenerateRequest, output: str = "", json: bool = False, quiet: bool = False) -> None:
+def refresh_command(request: GenerateRequest, output: str = "", quiet: bool = False) -> "show.Answer":
     check_output(output)
     with show.Progress("still reading this host's devices: NVML can take a while to answer"):
         target = output or DEFAULT_OUTPUT
         done = refresh(request.options, request.settings, target, newest_for_engines(target, request.settings))
-    if json:
-        show.data(done._asdict())
-        return
+    yield done._asdict()
     if not quiet:
         say(f"note: {text}" for text in done.notes)
         say_skipped(done.skipped)

@@ -34,24 +34,21 @@ class Validated(NamedTuple):
 
 
 def validate_command(
-    files: list[str] | None = None, spec_dir: list[str] | None = None, config: str = "", json: bool = False
-) -> int:
+    files: list[str] | None = None, spec_dir: list[str] | None = None, config: str = ""
+) -> "show.Answer":
     settings = settings_with_dirs(config, spec_dir)
     found = [(path, "") for path in files] if files else _find_files(settings)
     checked = [_validate(*file) for file in found]
     overlaps = _find_overlaps(checked, settings.cdi_spec_dirs)
     failed = not all(file.spec for file in checked) or any(overlap.kind == "conflict" for overlap in overlaps)
-    if json:
-        data = [_file_data(file) for file in checked]
-        show.data({"valid": not failed, "files": data, "overlaps": [overlap._asdict() for overlap in overlaps]})
-    else:
-        for file in checked:
-            _print_file(file)
-        for overlap in overlaps:
-            print(printable(overlap.describe()))
-        if not checked:
-            print(printable(f"no specification in {', '.join(settings.cdi_spec_dirs)}"))
-    return 1 if failed else 0
+    data = [_file_data(file) for file in checked]
+    yield {"valid": not failed, "files": data, "overlaps": [overlap._asdict() for overlap in overlaps]}, int(failed)
+    for file in checked:
+        _print_file(file)
+    for overlap in overlaps:
+        print(printable(overlap.describe()))
+    if not checked:
+        print(printable(f"no specification in {', '.join(settings.cdi_spec_dirs)}"))
 
 
 def _find_files(settings: Settings) -> list[tuple[str, str]]:

@@ -49,12 +49,9 @@ def _find_problems(path: str) -> list[str]:
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
 
 
-def show_command(config: str = "", json: bool = False) -> None:
+def show_command(config: str = "") -> "show.Answer":
     settings = load_settings(config)
-    if json:
-        values = {key.name: getattr(settings, key.field) for key in KEYS}
-        show.data({"file": settings.path, "settings": values})
-        return
+    yield {"file": settings.path, "settings": {key.name: getattr(settings, key.field) for key in KEYS}}
     show.fields([("file", settings.path or f"none ({DEFAULT_PATH} is not there)")])
     print()
     show.table(("key", "value", "from"), setting_rows(settings))
@@ -66,12 +63,10 @@ def setting_rows(settings: Settings) -> list[tuple[str, str, str]]:
     return [(key.name, toml_value(value), "default" if value == key.default else "file") for key, value in values]
 
 
-def keys_command(json: bool = False) -> None:
-    if json:
-        shown = (key._asdict() | {"key": key.name, "type": key.kind, "default": key.default} for key in KEYS)
-        names = ("key", "type", "choices", "default", "meaning")
-        show.data({"keys": [{name: key[name] for name in names} for key in shown]})
-        return
+def keys_command() -> "show.Answer":
+    shown = (key._asdict() | {"key": key.name, "type": key.kind, "default": key.default} for key in KEYS)
+    names = ("key", "type", "choices", "default", "meaning")
+    yield {"keys": [{name: key[name] for name in names} for key in shown]}
     rows = []
     for key in KEYS:
         meaning = key.meaning + (f" ({', '.join(key.choices)})" if key.choices else "")
@@ -98,9 +93,7 @@ def render_default() -> str:
     return "\n".join([head, *render_settings(lines_of)]) + "\n"
 
 
-def import_command(
-    file: str = "", output: str = "", dry_run: bool = False, force: bool = False, json: bool = False
-) -> None:
+def import_command(file: str = "", output: str = "", dry_run: bool = False, force: bool = False) -> "show.Answer":
     from ocigpu.cli.settings_model import find_problems
     from ocigpu.cli.vendor_settings import DEFAULT_PATH as VENDOR_PATH
     from ocigpu.cli.vendor_settings import import_file, render_import
@@ -113,23 +106,19 @@ def import_command(
         raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")
     parse_settings(tomllib.loads(text))
     written = not dry_run and output != "-" and write_settings(output, text, force)
-    if json:
-        show.data(
-            {
-                "output": output,
-                "written": written,
-                "imported": [
-                    {"from": item.vendor, "key": item.ours, "value": item.value, "remark": item.remark}
-                    for item in result.imported
-                ],
-                "left_out": [
-                    {"from": item.vendor, "value": str(item.value), "reason": item.reason} for item in result.left_out
-                ],
-                "notes": result.notes,
-                "text": text,
-            }
-        )
-        return
+    yield {
+        "output": output,
+        "written": written,
+        "imported": [
+            {"from": item.vendor, "key": item.ours, "value": item.value, "remark": item.remark}
+            for item in result.imported
+        ],
+        "left_out": [
+            {"from": item.vendor, "value": str(item.value), "reason": item.reason} for item in result.left_out
+        ],
+        "notes": result.notes,
+        "text": text,
+    }
     if output == "-":
         print(text, end="")
         for item in result.left_out:

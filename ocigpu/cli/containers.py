@@ -1,6 +1,6 @@
 """Commands about containers that exist: ``ocigpu ps``, ``verify``, ``attach``, ``detach``, ``repair``, ``diff``."""
 
-import json as json_module
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ DIFFERENT = 3
 """Exit status of ``ocigpu diff --exit-code`` when there is a difference: 1 means that the command failed."""
 
 
-def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: str = "", json: bool = False) -> None:
+def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: str = "") -> "show.Answer":
     from ocigpu.containers.find import find_containers
     from ocigpu.containers.report import make_reports
 
@@ -48,14 +48,10 @@ def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: s
         found, more = find_of_users(facts, load_settings(config))
         notes += more
         others = [one for one in found if all_ or (one.pid and (one.gpus or one.unanswered))]
-    if json:
-        data = [report_to_json(report) for report in reports]
-        names = ("gpu", "uuid", "state")
-        theirs = [one._asdict() | {"gpus": [dict(zip(names, gpu, strict=True)) for gpu in one.gpus]} for one in others]
-        show.data(
-            {"simulated": facts.simulated, "containers": data, "of_users": theirs, "notes": [*notes, *unreadable]}
-        )
-        return
+    data = [report_to_json(report) for report in reports]
+    names = ("gpu", "uuid", "state")
+    theirs = [one._asdict() | {"gpus": [dict(zip(names, gpu, strict=True)) for gpu in one.gpus]} for one in others]
+    yield {"simulated": facts.simulated, "containers": data, "of_users": theirs, "notes": [*notes, *unreadable]}
     if facts.simulated:
         print(f"host: {show.host_line(facts)}")
     if reports:
@@ -155,27 +151,24 @@ def _open(what: str, container: str, state_dir: list[str] | None, config: str) -
         yield live, facts
 
 
-def verify_command(container: str, state_dir: list[str] | None = None, config: str = "", json: bool = False) -> int:
+def verify_command(container: str, state_dir: list[str] | None = None, config: str = "") -> "show.Answer":
     from ocigpu.containers.verify import to_json, verify
 
     with _open("verify", container, state_dir, config) as (live, facts):
         verified = verify(live)
     found = live.found
-    if json:
-        show.data({"container": found.id, "name": found.name, **to_json(verified)})
-    else:
-        show.fields(
-            [
-                ("container", f"{found.name} ({found.id})" if found.name != found.id else found.id),
-                ("host", show.host_line(facts)),
-                ("granted", ", ".join(verified.grant.devices) or "no GPU"),
-                ("by", verified.grant.by),
-                *([("asked, not given", verified.unanswered)] if verified.unanswered else []),
-            ]
-        )
-        print()
-        _print_rows(verified)
-    return STATUS[verified.verdict]
+    yield {"container": found.id, "name": found.name, **to_json(verified)}, STATUS[verified.verdict]
+    show.fields(
+        [
+            ("container", f"{found.name} ({found.id})" if found.name != found.id else found.id),
+            ("host", show.host_line(facts)),
+            ("granted", ", ".join(verified.grant.devices) or "no GPU"),
+            ("by", verified.grant.by),
+            *([("asked, not given", verified.unanswered)] if verified.unanswered else []),
+        ]
+    )
+    print()
+    _print_rows(verified)
 
 
 def _print_rows(verified: "Verified") -> None:
@@ -202,44 +195,33 @@ def _print_rows(verified: "Verified") -> None:
 
 
 def attach_command(
-    container: str,
-    gpu: list[str],
-    state_dir: list[str] | None = None,
-    config: str = "",
-    json: bool = False,
-) -> None:
+    container: str, gpu: list[str], state_dir: list[str] | None = None, config: str = ""
+) -> "show.Answer":
     from ocigpu.containers.attach import attach
 
     with _open("attach and detach", container, state_dir, config) as (live, facts):
         changed = attach(live, gpu)
-    _show_changed(live, facts, changed, json, "attached", "already there")
+    yield from _show_changed(live, facts, changed, "attached", "already there")
 
 
 def detach_command(
-    container: str,
-    gpu: list[str],
-    force: bool = False,
-    state_dir: list[str] | None = None,
-    config: str = "",
-    json: bool = False,
-) -> None:
+    container: str, gpu: list[str], force: bool = False, state_dir: list[str] | None = None, config: str = ""
+) -> "show.Answer":
     from ocigpu.containers.attach import detach
 
     with _open("attach and detach", container, state_dir, config) as (live, facts):
         changed = detach(live, gpu, force)
-    _show_changed(live, facts, changed, json, "detached", "not there")
+    yield from _show_changed(live, facts, changed, "detached", "not there")
 
 
-def _show_changed(live: "Live", facts: HostFacts, changed: "Changed", json: bool, done: str, before: str) -> None:
+def _show_changed(live: "Live", facts: HostFacts, changed: "Changed", done: str, before: str) -> "show.Answer":
     from ocigpu.containers.attach import describe_holders
 
     notes = list(changed.notes)
     if changed.held:
         notes.append(f"{describe_holders(changed.held)}: that stays usable until it is closed")
-    if json:
-        data = to_data(changed)
-        show.data({"container": live.found.id, done: data.pop("changed"), **data, "notes": notes})
-        return
+    data = to_data(changed)
+    yield {"container": live.found.id, done: data.pop("changed"), **data, "notes": notes}
     names, name = device_names(facts), printable(live.found.name)
     for uuid in changed.changed:
         print(f"{name}: {names[uuid]} {done}")
@@ -261,8 +243,7 @@ def repair_command(
     dry_run: bool = False,
     state_dir: list[str] | None = None,
     config: str = "",
-    json: bool = False,
-) -> int:
+) -> "show.Answer":
     from ocigpu.containers.find import find_container, find_containers
     from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.repair import Repaired, repair
@@ -289,25 +270,18 @@ def repair_command(
             repaired = Repaired()
             print(f"{printable(one.name)}: {error.code}: {printable(error.message)}", file=sys.stderr)
         rows.append({"container": one.id, "name": one.name, **repaired._asdict()})
-    if json:
-        show.data({"containers": rows, "notes": unread})
-    else:
-        for row in rows:
-            _print_repaired(row)
-        if not rows:
-            print("no container runs")
-        show.notes(unread)
     left = any(row["lost"] and not row["done"] for row in rows)
-    return 1 if failed else 3 if left else 0
-
-
-def _print_repaired(row: dict[str, Any]) -> None:
-    name = printable(row["name"])
-    for text in row["lost"]:
-        print(f"{name}: {'given back' if row['done'] else 'lost'}: {printable(text)}")
-    if row["right"]:
-        print(f"{name}: {'before: ' if row['lost'] else 'nothing is lost: '}{', '.join(row['right'])}")
-    show.notes(row["notes"])
+    yield {"containers": rows, "notes": unread}, 1 if failed else 3 if left else 0
+    for row in rows:
+        name = printable(row["name"])
+        for text in row["lost"]:
+            print(f"{name}: {'given back' if row['done'] else 'lost'}: {printable(text)}")
+        if row["right"]:
+            print(f"{name}: {'before: ' if row['lost'] else 'nothing is lost: '}{', '.join(row['right'])}")
+        show.notes(row["notes"])
+    if not rows:
+        print("no container runs")
+    show.notes(unread)
 
 
 def diff_command(
@@ -316,8 +290,7 @@ def diff_command(
     exit_code: bool = False,
     state_dir: list[str] | None = None,
     config: str = "",
-    json: bool = False,
-) -> int:
+) -> "show.Answer":
     import difflib
 
     from ocigpu.containers.difference import find_original, list_changes
@@ -339,17 +312,15 @@ def diff_command(
         notes += planned.request.notes
         notes += [f"mode hook, not spec: {planned.why_hook}"] if planned.why_hook else []
         notes += [] if planned.mode else ["the container asks for nothing: its config.json stays as it is"]
-    if json:
-        unused = {"add": "old", "remove": "new", "replace": ""}
-        changes = [
-            {name: value for name, value in change._asdict().items() if name != unused[change.op]}
-            for change in list_changes(original.config, edited)
-        ]
-        show.data({"file": document.path, "mode": how, "edited": not would_be, "changes": changes, "notes": notes})
-    else:
-        name = f"{document.path} ({'would be ' if would_be else ''}edited, mode {how})"
-        before, after = (json_module.dumps(config, indent=2).splitlines() for config in (original.config, edited))
-        show.diff(difflib.unified_diff(before, after, f"{document.path} (original)", name, lineterm=""))
-        for note in notes:
-            print(f"note: {printable(note)}", file=sys.stderr)
-    return DIFFERENT if exit_code and original.config != edited else 0
+    unused = {"add": "old", "remove": "new", "replace": ""}
+    changes = [
+        {name: value for name, value in change._asdict().items() if name != unused[change.op]}
+        for change in list_changes(original.config, edited)
+    ]
+    data = {"file": document.path, "mode": how, "edited": not would_be, "changes": changes, "notes": notes}
+    yield data, DIFFERENT if exit_code and original.config != edited else 0
+    name = f"{document.path} ({'would be ' if would_be else ''}edited, mode {how})"
+    before, after = (json.dumps(config, indent=2).splitlines() for config in (original.config, edited))
+    show.diff(difflib.unified_diff(before, after, f"{document.path} (original)", name, lineterm=""))
+    for note in notes:
+        print(f"note: {printable(note)}", file=sys.stderr)

@@ -82,16 +82,17 @@ def remove_command(
     return _run(targets, plan_removal, named, yes, dry_run, json)
 
 
-def status_command(engine: str = "", root: str = "/", json: bool = False) -> None:
+def status_command(engine: str = "", root: str = "/") -> "show.Answer":
     from ocigpu.engines.status import read_engine_status
 
     wanted = known_engine(engine)
     (root,) = _absolute(root)
     statuses = [status for status in read_engine_status(root) if wanted in ("", status.engine, status.flavour)]
-    if json:
-        more = ({"configured": status.configured, "is_default": status.is_default} for status in statuses)
-        show.data({"engines": [to_data(status) | extra for status, extra in zip(statuses, more, strict=True)]})
-        return
+    yield {
+        "engines": [
+            {**to_data(status), "configured": status.configured, "is_default": status.is_default} for status in statuses
+        ]
+    }
     rows = []
     for status in statuses:
         ours = ", ".join(f"{entry.name} = {entry.path}" for entry in status.runtimes if entry.ours)

@@ -214,7 +214,7 @@ class Containerd:
 Engine = Docker | Containerd
 
 
-def run_command(engine: str = "", config: str = "", json: bool = False) -> int:
+def run_command(engine: str = "", config: str = "") -> "show.Answer":
     named = known_engine(engine)
     settings = load_settings(config)
     facts = load_facts(settings)
@@ -237,15 +237,13 @@ def run_command(engine: str = "", config: str = "", json: bool = False) -> int:
             with cleaning_up() as undo:
                 results += _test(each, ways, str(archive), wanted, undo, progress)
     passed = all(result.passed for result in results)
-    if json:
-        rows = [
-            {**result._asdict(), "passed": result.passed, "checks": [check._asdict() for check in result.checks]}
-            for result in results
-        ]
-        show.data({"passed": passed, "simulated": facts.simulated, "results": rows, "notes": notes})
-    else:
-        _print(results, facts, notes)
-    return 0 if passed else FAILED
+    rows = [
+        {**result._asdict(), "passed": result.passed, "checks": [check._asdict() for check in result.checks]}
+        for result in results
+    ]
+    data = {"passed": passed, "simulated": facts.simulated, "results": rows, "notes": notes}
+    yield data, 0 if passed else FAILED
+    _print(results, facts, notes)
 
 
 def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, list[Way]]]:

@@ -38,55 +38,55 @@ def explain_command(
     steps: bool = False,
     kubeconfig: str = "",
 ) -> int:
-    from ocigpu.doctor.findings import CHECKS
-
     if (markdown or messages) and (target or (markdown and json)):
         raise UsageError("--markdown and --messages print all there is: they take no argument, --markdown no --json")
-    checks = {check.name: check for check in CHECKS}
     if markdown:
-        if messages:
-            from ocigpu.doctor.messages import render_markdown as render_messages
+        from ocigpu.doctor.messages import render_markdown as render_messages
 
-            print(render_messages(), end="")
-        else:
-            print(render_markdown(), end="")
-    elif messages:
-        from ocigpu.doctor.messages import MESSAGES
+        print(render_messages() if messages else render_markdown(), end="")
+        return 0
+    return show.answer(_explain(target, state_dir, config, messages, no_checks, steps, kubeconfig), json)
 
-        rows = [(text, entry.title) for entry in MESSAGES for text in entry.texts]
-        if json:
-            _show_data(messages=[entry._asdict() for entry in MESSAGES])
-        else:
-            show.table(("message", "what"), rows)
+
+def _explain(
+    target: str,
+    state_dir: list[str] | None,
+    config: str,
+    messages: bool,
+    no_checks: bool,
+    steps: bool,
+    kubeconfig: str,
+) -> "show.Answer":
+    from ocigpu.doctor.findings import CHECKS
+    from ocigpu.doctor.messages import MESSAGES
+
+    checks = {check.name: check for check in CHECKS}
+    if messages:
+        yield _data(messages=[entry._asdict() for entry in MESSAGES])
+        show.table(("message", "what"), [(text, entry.title) for entry in MESSAGES for text in entry.texts])
     elif not target:
-        if json:
-            _show_data(codes=[_code_data(name) for name in CODES])
-        else:
-            show.table(("code", "cause"), [(name, entry.cause) for name, entry in CODES.items()])
+        yield _data(codes=[_code_data(name) for name in CODES])
+        show.table(("code", "cause"), [(name, entry.cause) for name, entry in CODES.items()])
     elif _looks_like_code(target) and not _names_container(target, state_dir):
-        data = _code_data(find_code(target))
-        if json:
-            _show_data(codes=[data])
-        else:
-            _print_code(data["code"])
+        code = find_code(target)
+        yield _data(codes=[_code_data(code)])
+        _print_code(code)
     elif check := checks.get(target):
-        if json:
-            _show_data(findings=[{"finding": check.name, "title": check.title, "meaning": check.meaning}])
-        else:
-            fields = [("finding", check.name), ("finds", check.title), ("meaning", check.meaning)]
-            show.fields([*fields, ("look", "ocigpu doctor")])
+        yield _data(findings=[{"finding": check.name, "title": check.title, "meaning": check.meaning}])
+        fields = [("finding", check.name), ("finds", check.title), ("meaning", check.meaning)]
+        show.fields([*fields, ("look", "ocigpu doctor")])
     elif target.startswith("claim/"):
-        return _explain_claim(target, kubeconfig, json)
+        yield from _explain_claim(target, kubeconfig)
     elif target == "-":
-        _explain_message(sys.stdin.buffer.read(MAX_LOG).decode("utf-8", "replace"), config, json, not no_checks, True)
+        text = sys.stdin.buffer.read(MAX_LOG).decode("utf-8", "replace")
+        yield from _explain_message(text, config, not no_checks, log=True)
     elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, state_dir)):
-        _explain_message(target, config, json, not no_checks)
+        yield from _explain_message(target, config, not no_checks)
     else:
-        _explain_container(target, state_dir, config, json, steps)
-    return 0
+        yield from _explain_container(target, state_dir, config, steps)
 
 
-def _explain_claim(target: str, kubeconfig: str, json: bool) -> int:
+def _explain_claim(target: str, kubeconfig: str) -> "show.Answer":
     """Say of each request of a ResourceClaim whether it fits; 1 when one does not."""
     parts = target.split("/")
     if len(parts) != 3 or not all(parts):
@@ -97,14 +97,11 @@ def _explain_claim(target: str, kubeconfig: str, json: bool) -> int:
         from ocigpu.kubernetes.dra.fit import explain_fit
     with closing(open_cluster(kubeconfig or os.environ.get("KUBECONFIG", ""))) as cluster:
         found = read_fit(cluster, parts[1], parts[2])
-    if json:
-        show.data({"claim": {"namespace": parts[1], "name": parts[2], **found.as_json()}})
-        return int(not found.is_well)
+    yield {"claim": {"namespace": parts[1], "name": parts[2], **found.as_json()}}, int(not found.is_well)
     for line in (*found.notes, *explain_fit(found.fits)):
         print(printable(line))
     if found.allocated:
         print(f"it is allocated: {', '.join(found.allocated)}")
-    return int(not found.is_well)
 
 
 def _is_name_of_error(text: str) -> bool:
@@ -117,10 +114,10 @@ def _looks_like_message(text: str) -> bool:
     return len(text.split()) > 1 and "/config.json" not in text and not os.path.isdir(text)
 
 
-def _show_data(explanation: dict[str, Any] | None = None, user: str = "", **lists: list[dict[str, Any]]) -> None:
-    """Print what is explained as JSON: lists of codes, findings and messages, and a container or bundle."""
+def _data(explanation: dict[str, Any] | None = None, user: str = "", **lists: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what is explained as JSON data: lists of codes, findings and messages, and a container or bundle."""
     whose = {"user": user} if user else {}
-    show.data({"codes": [], "findings": [], "messages": [], **lists, **whose, "explanation": explanation})
+    return {"codes": [], "findings": [], "messages": [], **lists, **whose, "explanation": explanation}
 
 
 def _code_data(name: str) -> dict[str, str]:
@@ -197,8 +194,8 @@ def render_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _explain_message(text: str, config: str, json: bool, checks: bool, log: bool = False) -> None:
-    """Print what is known of a message, or of each in a ``log``, our codes in it first; raises UsageError for neither.
+def _explain_message(text: str, config: str, checks: bool, log: bool = False) -> "show.Answer":
+    """Answer what is known of a message, or of each in a ``log``, our codes in it first; raises UsageError for neither.
 
     ``checks``: run those that the messages name, to say which cause holds on this host.
     """
@@ -211,13 +208,11 @@ def _explain_message(text: str, config: str, json: bool, checks: bool, log: bool
         what = "no known message in it" if log else f"nothing is known of the message {quoted(text)}"
         raise UsageError(what, hint)
     here = _look_here([name for one in found for name in one.message.findings], config) if checks else {}
-    if json:
-        entries = [
-            {**one.message._asdict(), "line": one.line, "here": [_finding_data(item) for item in _of(one, here)]}
-            for one in found
-        ]
-        _show_data(codes=list(map(_code_data, codes)), messages=entries)
-        return
+    entries = [
+        {**one.message._asdict(), "line": one.line, "here": [_finding_data(item) for item in _of(one, here)]}
+        for one in found
+    ]
+    yield _data(codes=list(map(_code_data, codes)), messages=entries)
     for number, code in enumerate(codes):
         if number:
             print()
@@ -281,8 +276,8 @@ MODES = {
 SHOWN_ABSENT = 4
 
 
-def _explain_container(text: str, state_dir: list[str] | None, config: str, json: bool, each: bool) -> None:
-    """Print everything that can be told of a container or bundle; raises OcigpuError when there is none."""
+def _explain_container(text: str, state_dir: list[str] | None, config: str, each: bool) -> "show.Answer":
+    """Answer everything that can be told of a container or bundle; raises OcigpuError when there is none."""
     from ocigpu.containers.explain import explain_bundle
     from ocigpu.containers.find import find_target
 
@@ -299,16 +294,12 @@ def _explain_container(text: str, state_dir: list[str] | None, config: str, json
         if error.code != "OCIGPU-CTR-1" or os.geteuid() or state_dir:
             raise
         user, found = _explain_of_users(explain, facts, each, error)
-        if json:
-            _show_data(found["data"], user=user)
-        else:
-            print(f"of user {printable(user)}, by their own files")
-            print("\n".join(map(printable, found["text"].splitlines())))
+        yield _data(found["data"], user=user)
+        print(f"of user {printable(user)}, by their own files")
+        print("\n".join(map(printable, found["text"].splitlines())))
         return
-    if json:
-        _show_data(_to_json(explained, facts))
-    else:
-        _print_explained(explained, facts, each)
+    yield _data(_to_json(explained, facts))
+    _print_explained(explained, facts, each)
 
 
 def _print_explained(explained: "Explanation", facts: HostFacts, each: bool) -> None:

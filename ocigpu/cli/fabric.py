@@ -44,36 +44,26 @@ class Reach(NamedTuple):
 
     fabric: RestorableFabric
     store: FabricStore
-    json: bool
 
     @property
     def kept(self) -> KeptFabric:
         return KeptFabric(self.fabric, self.store)
 
 
-def reach(
-    address: str = DEFAULT_ADDRESS,
-    library: str = "",
-    tls: str = "",
-    state: str = "",
-    config: str = "",
-    json: bool = False,
-) -> Reach:
+def reach(address: str = DEFAULT_ADDRESS, library: str = "", tls: str = "", state: str = "", config: str = "") -> Reach:
     simulation = load_settings(config).simulation_root
     store = FabricStore(state or state_directory(simulation))
     if not address.startswith("grpc:"):
-        return Reach(open_fabric(address, library, simulation), store, json)
+        return Reach(open_fabric(address, library, simulation), store)
     with needing(f"address {address}: it needs grpcio and protobuf", "OCIGPU-FAB-1"):
         from ocigpu.kubernetes.tenants.fabric_client import open_fabric as open_service
-    return Reach(open_service(address, library, simulation, tls), store, json)
+    return Reach(open_service(address, library, simulation, tls), store)
 
 
 @takes(reach)
-def list_command(at: Reach) -> None:
+def list_command(at: Reach) -> "show.Answer":
     partitions = at.fabric.list_partitions()
-    if at.json:
-        show.data({"partitions": [_to_json(one) for one in partitions]})
-        return
+    yield {"partitions": [_to_json(one) for one in partitions]}
     _print_table(partitions)
 
 
@@ -91,12 +81,12 @@ def plan_command(
     gpus: Annotated[int, Range(0, 64)] = 0,
     free: str = "",
     unlinked: bool = False,
-) -> None:
+) -> "show.Answer":
     listed = at.fabric.list_partitions()
     state = at.store.read() or FabricState()
     wanted = _choose(listed, state, ids or [], gpus, free, unlinked)
     steps = plan_steps(listed, wanted.partitions, state.leased)
-    _show_steps(at, wanted, steps, "nothing was changed")
+    yield from _show_steps(wanted, steps, "nothing was changed")
 
 
 @takes(reach)
@@ -108,7 +98,7 @@ def activate_command(
     unlinked: bool = False,
     replace: bool = False,
     lease: str = "",
-) -> None:
+) -> "show.Answer":
     kept = at.kept
     listed = kept.list_partitions()
     check_isolates(listed)
@@ -123,7 +113,7 @@ def activate_command(
         for one in wanted.partitions:
             kept.activate(one.physical_ids, lease)
             done.append(FabricStep("activate", one.physical_ids, f"{one.links} NVLinks, as the manager's list says"))
-    _show_steps(at, wanted, done, "done", kept.notes)
+    yield from _show_steps(wanted, done, "done", kept.notes)
 
 
 @contextmanager
@@ -145,7 +135,7 @@ def _held(listed: Iterable[Partition]) -> set[int]:
 
 
 @takes(reach)
-def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> None:
+def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> "show.Answer":
     kept = at.kept
     listed = kept.list_partitions()
     wanted = [must_find(listed, each) for each in _parse_sets(ids)]
@@ -156,11 +146,11 @@ def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> None:
         for one in wanted:
             kept.deactivate(one.physical_ids, force)
             done.append(FabricStep("deactivate", one.physical_ids, "as the manager's list says"))
-    _show_steps(at, WantedPartitions((), False), done, "done", kept.notes)
+    yield from _show_steps(WantedPartitions((), False), done, "done", kept.notes)
 
 
 @takes(reach)
-def audit_command(at: Reach, expect: list[str] | None = None) -> int:
+def audit_command(at: Reach, expect: list[str] | None = None) -> "show.Answer":
     kept = at.kept
     listed = kept.list_partitions()
     check_isolates(listed)
@@ -168,17 +158,15 @@ def audit_command(at: Reach, expect: list[str] | None = None) -> int:
     expected = _parse_sets(expect) if expect else [one.physical_ids for one in state.sets if not one.broken]
     found = audit_partitions(listed, expected)
     broken = [] if expect else list(state.broken)
-    if at.json:
-        deviations = [{"problem": one.problem, "physical-ids": one.physical_ids, "text": one.text} for one in found]
-        show.data({"deviations": deviations, "broken": [_kept_json(one) for one in broken], "notes": kept.notes})
-        return int(bool(found or broken))
+    deviations = [{"problem": one.problem, "physical-ids": one.physical_ids, "text": one.text} for one in found]
+    data = {"deviations": deviations, "broken": [_kept_json(one) for one in broken], "notes": kept.notes}
+    yield data, int(bool(found or broken))
     rows = [(one.problem, show_ids(one.physical_ids), one.text) for one in found]
     rows += [("broken", show_ids(one.physical_ids), f"{one.lease or 'by hand'}: {one.broken}") for one in broken]
     if rows:
         show.table(("problem", "gpu physical ids", "what"), rows)
     else:
         print(f"as expected: {show.count(len(expected), 'active partition')}")
-    return int(bool(rows))
 
 
 @takes(reach)
@@ -187,34 +175,30 @@ def restore_command(
     follow: bool = False,
     interval: Annotated[float, Range(0.1, 30.0)] = 5.0,
     nothing: bool = False,
+    json: bool = False,
 ) -> int:
     if follow:
-        _follow(at, interval)
+        _follow(at, interval, json)
         return 0
-    kept = at.kept
+    return show.answer(_restore(at.kept, nothing), json)
+
+
+def _restore(kept: KeptFabric, nothing: bool) -> "show.Answer":
     given = kept.restore(nothing)
     state = kept.read_state()
-    if at.json:
-        show.data(
-            {
-                "waited": given is not None,
-                "given-back": [list(ids) for ids in given or ()],
-                "sets": [_kept_json(one) for one in state.sets],
-                "notes": kept.notes,
-            }
-        )
-        return int(bool(state.broken))
+    sets = [_kept_json(one) for one in state.sets]
+    data = {"waited": given is not None, "given-back": given or (), "sets": sets, "notes": kept.notes}
+    yield data, int(bool(state.broken))
     if given is None:
         print("the manager does not wait for partitions: nothing was told")
     else:
         print(f"told the manager what was active: {'; '.join(map(show_ids, given)) or 'nothing'}")
     show.notes([f"{show_gpus(one.physical_ids)}, {one.lease or 'by hand'}: {one.broken}" for one in state.broken])
-    return int(bool(state.broken))
 
 
-def _follow(at: Reach, interval: float) -> None:
+def _follow(at: Reach, interval: float, json: bool) -> None:
     """Look at the manager until a signal comes: its minute after a restart is ours as well."""
-    log = ServiceLog(at.json)
+    log = ServiceLog(json)
     kept = at.kept
     with Signals() as signals:
         while True:
@@ -239,7 +223,9 @@ def _look(kept: KeptFabric, log: ServiceLog) -> None:
 
 
 @takes(reach)
-def serve_command(at: Reach, listen: str, allow: list[str] | None = None, serve_tls: str = "") -> None:
+def serve_command(
+    at: Reach, listen: str, allow: list[str] | None = None, serve_tls: str = "", json: bool = False
+) -> None:
     with needing("listen: it needs grpcio and protobuf", "OCIGPU-FAB-1"):
         from ocigpu.kubernetes.tenants.fabric_messages import parse_service
         from ocigpu.kubernetes.tenants.fabric_server import FabricServer
@@ -249,7 +235,7 @@ def serve_command(at: Reach, listen: str, allow: list[str] | None = None, serve_
     if (wanted.kind == "tcp") != bool(serve_tls):
         hint = "For others than TCP the kernel tells who calls."
         raise UsageError("--serve-tls is for tcp, and tcp needs it", hint)
-    log = ServiceLog(at.json)
+    log = ServiceLog(json)
     with Signals(hangup=False) as signals:
         server = FabricServer(at.fabric, wanted, allow, log, serve_tls)
         log("info", f"listening on {server.address}, for {', '.join(allow)}")
@@ -329,21 +315,14 @@ def _parse_set(text: str) -> tuple[int, ...]:
 
 
 def _show_steps(
-    at: Reach, wanted: WantedPartitions, steps: Sequence[FabricStep], done: str, notes: Collection[str] = ()
-) -> None:
-    if at.json:
-        show.data(
-            {
-                "partitions": [_to_json(one) for one in wanted.partitions],
-                "linked": not wanted.unlinked,
-                "steps": [
-                    {"verb": step.verb, "physical-ids": list(step.physical_ids), "reason": step.reason}
-                    for step in steps
-                ],
-                "notes": [*notes],
-            }
-        )
-        return
+    wanted: WantedPartitions, steps: Sequence[FabricStep], done: str, notes: Collection[str] = ()
+) -> "show.Answer":
+    yield {
+        "partitions": [_to_json(one) for one in wanted.partitions],
+        "linked": not wanted.unlinked,
+        "steps": [{"verb": step.verb, "physical-ids": step.physical_ids, "reason": step.reason} for step in steps],
+        "notes": [*notes],
+    }
     for step in steps:
         print(f"{step.verb:<11} {show_gpus(step.physical_ids)}: {step.reason}")
     print(done)

@@ -42,7 +42,6 @@ class _Source(NamedTuple):
     measurements: bool = False
     nvml: bool = False
     config: str = ""
-    json: bool = False
 
     def check(self) -> None:
         """Raise UsageError for options that contradict each other."""
@@ -95,12 +94,10 @@ def read_facts(path: str) -> tuple[FirmwareFacts, ...]:
 
 
 @takes(_Source)
-def show_command(options: _Source) -> None:
+def show_command(options: _Source) -> "show.Answer":
     options.check()
     found = _read(options)
-    if options.json:
-        show.data({"components": [one.as_json() for one in found.components], "notes": list(found.notes)})
-        return
+    yield {"components": [one.as_json() for one in found.components], "notes": found.notes}
     gpus = [one for one in found.components if one.slot]
     rows = [
         (one.name, one.serial, *(one.versions.get(fact, "") for fact in ("VBIOS", "InfoROM", "ERoT")), _health(one))
@@ -120,7 +117,7 @@ def _health(one: FirmwareFacts) -> str:
 
 
 @takes(_Source)
-def record_command(options: _Source, file: str, add: bool = False) -> None:
+def record_command(options: _Source, file: str, add: bool = False) -> "show.Answer":
     options.check()
     proposal = propose(_read(options).components)
     if add:
@@ -128,9 +125,7 @@ def record_command(options: _Source, file: str, add: bool = False) -> None:
     elif os.path.lexists(file):
         raise UsageError(f"{printable(file)} is there already", "--add accepts what it has and what is there now")
     write_baseline(file, proposal)
-    if options.json:
-        show.data({"file": os.path.abspath(file), "models": proposal.models, "limits": proposal.limits})
-        return
+    yield {"file": os.path.abspath(file), "models": proposal.models, "limits": proposal.limits}
     name = printable(file)
     print(f"written to {name}: a proposal; look at it, then: ocigpu firmware approve {name} --by NAME")
 
@@ -142,12 +137,12 @@ def approve_command(file: str, by: str) -> None:
 
 
 @takes(_Source)
-def check_command(options: _Source, gpu: str = "", baseline: str = "", table: str = "") -> int:
+def check_command(options: _Source, gpu: str = "", baseline: str = "", table: str = "") -> "show.Answer":
     options.check()
     if not baseline:
         raise UsageError("--baseline FILE is needed")
     try:
-        return _check(options, gpu, baseline, table)
+        yield from _check(options, gpu, baseline, table)
     except UsageError:
         raise
     except OcigpuError as error:
@@ -155,7 +150,7 @@ def check_command(options: _Source, gpu: str = "", baseline: str = "", table: st
         raise
 
 
-def _check(options: _Source, gpu: str, baseline: str, table: str) -> int:
+def _check(options: _Source, gpu: str, baseline: str, table: str) -> "show.Answer":
     accepted = read_baseline(baseline)
     roots = find_roots(load_settings(options.config))
     modules = {one.module_id: one for one in read_table(table or f"{roots.host}{TABLE}")}
@@ -173,18 +168,12 @@ def _check(options: _Source, gpu: str, baseline: str, table: str) -> int:
     silent = [Deviation(f"GPU_SXM_{slot}", "firmware", "", (), "it does not tell") for slot in missing]
     serials = {slot: one.serial for slot, one in modules.items() if one.serial and slot in there}
     deviations = (*silent, *compare_all(components, accepted, serials))
-    if options.json:
-        names = [one.name for one in components if one.slot]
-        show.data({"gpus": names, "deviations": [_to_json(one) for one in deviations], "notes": list(notes)})
-        return int(bool(deviations))
+    names = [one.name for one in components if one.slot]
+    data = [{**one._asdict(), "text": one.text} for one in deviations]
+    yield {"gpus": names, "deviations": data, "notes": notes}, int(bool(deviations))
     for one in deviations:
         print(f"{show.styled('deviates:', '31')} {one.text}")
     show.notes(notes)
     if not deviations:
-        count = show.count(sum(bool(one.slot) for one in components), "GPU")
-        print(f"{count}: as {printable(accepted.approved_by)} signed off on {accepted.approved_at}")
-    return int(bool(deviations))
-
-
-def _to_json(one: Deviation) -> dict[str, object]:
-    return {**one._asdict(), "accepted": list(one.accepted), "text": one.text}
+        who = f"{printable(accepted.approved_by)} signed off on {accepted.approved_at}"
+        print(f"{show.count(len(names), 'GPU')}: as {who}")

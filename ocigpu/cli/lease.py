@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
@@ -18,19 +18,13 @@ from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, Phase, 
 from ocigpu.system.log import stamp
 
 
-class NodeLeases(NamedTuple):
-    """The journal that a command is about, as its options say."""
-
-    journal: LeaseJournal
-    json: bool
-
-
-def reach(journal: str = "", config: str = "", json: bool = False) -> NodeLeases:
+def reach(journal: str = "", config: str = "") -> LeaseJournal:
+    """Return the journal that a command is about; raises HostError where there is none."""
     directory = journal or journal_directory(load_settings(config).simulation_root)
     if not os.path.isdir(directory):
         hint = "Leases begin with: ocigpu lease agent"
         raise HostError("OCIGPU-LEASE-1", f"open the lease journal {printable(directory)}: there is none", hint)
-    return NodeLeases(LeaseJournal(directory), json)
+    return LeaseJournal(directory)
 
 
 def _find(journal: LeaseJournal, gpu: str) -> Lease:
@@ -49,11 +43,9 @@ def _data(lease: Lease, journal: LeaseJournal) -> dict[str, Any]:
 
 
 @takes(reach)
-def list_command(at: NodeLeases) -> None:
-    leases = [lease for _, lease in sorted(at.journal.refresh().items())]
-    if at.json:
-        show.data({"leases": [_data(lease, at.journal) for lease in leases]})
-        return
+def list_command(journal: LeaseJournal) -> "show.Answer":
+    leases = [lease for _, lease in sorted(journal.refresh().items())]
+    yield {"leases": [_data(lease, journal) for lease in leases]}
     rows = [
         (each.gpu, str(each.phase), str(each.generation), _pod(each), each.sick_reason or each.reason, each.detail)
         for each in leases
@@ -66,12 +58,10 @@ def _pod(lease: Lease) -> str:
 
 
 @takes(reach)
-def show_command(at: NodeLeases, gpu: str) -> None:
-    lease = _find(at.journal, gpu)
-    data = _data(lease, at.journal)
-    if at.json:
-        show.data(data)
-        return
+def show_command(journal: LeaseJournal, gpu: str) -> "show.Answer":
+    lease = _find(journal, gpu)
+    data = _data(lease, journal)
+    yield data
     show.fields(
         [
             ("gpu", lease.gpu),
@@ -94,42 +84,38 @@ def _next(lease: Lease, other: str) -> tuple[tuple[str, str], ...]:
     return ("waits for", other or "no other GPU"), ("then", then)
 
 
-def _act(at: NodeLeases, kind: Happened, gpu: str, generation: int, why: str) -> None:
-    name = _find(at.journal, gpu).gpu
+def _act(journal: LeaseJournal, kind: Happened, gpu: str, generation: int, why: str) -> "show.Answer":
+    name = _find(journal, gpu).gpu
     who = os.environ.get("SUDO_USER") or f"user {os.getuid()}"
-    with at.journal.change() as change:
+    with journal.change() as change:
         text = why if kind is Happened.RELEASE else f"OperatorRequest: {why}"
         event = LeaseEvent(kind, generation, text=printable(text, 300))
         check_act(change.leases[name], event)
-        after = step(change.leases[name], event, at.journal.clock())[0]
+        after = step(change.leases[name], event, journal.clock())[0]
         change.put(after, f"{kind} by {who}{': ' if why else ''}{printable(why, 300)}")
-    if at.json:
-        show.data(_data(after, at.journal))
-    else:
-        print(f"GPU {name}: {describe(after)}")
+    yield _data(after, journal)
+    print(f"GPU {name}: {describe(after)}")
 
 
 @takes(reach)
-def release_command(at: NodeLeases, gpu: str, generation: int, why: str = "") -> None:
-    _act(at, Happened.RELEASE, gpu, generation, why)
+def release_command(journal: LeaseJournal, gpu: str, generation: int, why: str = "") -> "show.Answer":
+    yield from _act(journal, Happened.RELEASE, gpu, generation, why)
 
 
 @takes(reach)
-def quarantine_command(at: NodeLeases, gpu: str, generation: int, why: str = "") -> None:
-    _act(at, Happened.QUARANTINE, gpu, generation, why)
+def quarantine_command(journal: LeaseJournal, gpu: str, generation: int, why: str = "") -> "show.Answer":
+    yield from _act(journal, Happened.QUARANTINE, gpu, generation, why)
 
 
 @takes(reach)
-def maintenance_command(at: NodeLeases, gpu: str, generation: int, why: str = "") -> None:
-    _act(at, Happened.MAINTAIN, gpu, generation, why)
+def maintenance_command(journal: LeaseJournal, gpu: str, generation: int, why: str = "") -> "show.Answer":
+    yield from _act(journal, Happened.MAINTAIN, gpu, generation, why)
 
 
 @takes(reach)
-def history_command(at: NodeLeases, gpu: str = "") -> None:
-    machines = show_history(at.journal.history(), _find(at.journal, gpu).gpu if gpu else "")
-    if at.json:
-        show.data({"machines": machines})
-        return
+def history_command(journal: LeaseJournal, gpu: str = "") -> "show.Answer":
+    machines = show_history(journal.history(), _find(journal, gpu).gpu if gpu else "")
+    yield {"machines": machines}
     changes = [(each["time"], machine["machine_id"], each) for machine in machines for each in machine["transitions"]]
     changes.sort(key=lambda change: change[0])
     rows = [

@@ -53,7 +53,6 @@ class Asked(NamedTuple):
     selected_config: str = ""
     mode_only: bool = False
     config: str = ""
-    json: bool = False
 
 
 class _Host(NamedTuple):
@@ -180,16 +179,15 @@ def _find_holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, s
 
 
 @takes(Asked, Sparing)
-def plan_command(options: Asked, spared: Sparing) -> int:
+def plan_command(options: Asked, spared: Sparing) -> "show.Answer":
     host = _look(options)
     held = _Holders(host, spared)
     changes = host.planner(options, held)(host.gpus)
-    _show(changes, options.json, "nothing was changed", held.notes)
-    return int(any(change.problem for change in changes))
+    yield from _show(changes, "nothing was changed", held.notes, any(change.problem for change in changes))
 
 
 @takes(Asked, Sparing)
-def apply_command(options: Asked, spared: Sparing, hooks_file: str = "", skip_reset: bool = False) -> None:
+def apply_command(options: Asked, spared: Sparing, hooks_file: str = "", skip_reset: bool = False) -> "show.Answer":
     hooks = _hooks(options, hooks_file, skip_reset)
     with (
         undisturbed(),
@@ -201,7 +199,7 @@ def apply_command(options: Asked, spared: Sparing, hooks_file: str = "", skip_re
             host = _look(options)
             # hooks end programs before something is changed: only then it is asked who is left
             held = _Holders(host, spared, {} if hooks.end_users else None, locks)
-            _change(host, options, lambda held: host.planner(options, held), held, not skip_reset, hooks)
+            changes, notes = _change(host, options, host.planner(options, held), held, not skip_reset, hooks)
         except Exception as error:
             locks.close()
             with suppress(HostError):  # the first error is what is to be mended
@@ -209,6 +207,7 @@ def apply_command(options: Asked, spared: Sparing, hooks_file: str = "", skip_re
             raise error from error.__cause__
         locks.close()
         hooks.run("apply-exit")
+    yield from _show(changes, "done", notes)
 
 
 def _hooks(options: Asked, hooks_file: str, skip_reset: bool) -> Hooks:
@@ -249,11 +248,13 @@ def _noted(host: _Host, notes: list[str]) -> Iterator[None]:
 def _change(
     host: _Host,
     options: Asked,
-    planner: Callable[[_Holders], Planner],
+    planner: Planner,
     held: _Holders,
     reset: bool = True,
     hooks: Hooks = NO_HOOKS,
-) -> None:
+) -> tuple[list[GpuChange], list[str]]:
+    """Change the GPUs; return what was changed, and notes."""
+
     def announce(moment: str) -> bool:
         if hooks.end_users:
             held.look()  # what is ended gives its claims back meanwhile
@@ -262,12 +263,12 @@ def _change(
 
     earlier: list[str] = []
     with _noted(host, earlier), show.Progress("changing MIG devices"):
-        changes = change_layouts(host.facts, host.gpus, planner(held), options.mode_only, reset, announce)
-    _show(changes, options.json, "done", [*earlier, *held.notes])
+        changes = change_layouts(host.facts, host.gpus, planner, options.mode_only, reset, announce)
+    return changes, [*earlier, *held.notes]
 
 
 @takes(Asked)
-def assert_command(options: Asked, valid_config: bool = False) -> int:
+def assert_command(options: Asked, valid_config: bool = False, json: bool = False) -> int:
     if valid_config:
         if not options.config_file:
             raise UsageError("--valid-config needs --config-file")
@@ -279,8 +280,8 @@ def assert_command(options: Asked, valid_config: bool = False) -> int:
         named = {change.gpu.uuid for change in changes}
         left = [gpu for gpu in host.gpus if gpu.mode is not None and gpu.uuid not in named]
         changes += [GpuChange(gpu, None, gpu.instances, problem="the layout does not mention it") for gpu in left]
-    _show(changes, options.json, "nothing was changed")
-    return int(any(change.changes or change.problem for change in changes))
+    differs = any(change.changes or change.problem for change in changes)
+    return show.answer(_show(changes, "nothing was changed", (), differs), json)
 
 
 def export_command(
@@ -314,26 +315,25 @@ def _replace(path: str, text: str) -> None:
         raise HostError("OCIGPU-MIG-3", f"write {path}: {error.strerror}") from error
 
 
-def checkpoint_command(checkpoint_file: str, config: str = "", json: bool = False) -> None:
+def checkpoint_command(checkpoint_file: str, config: str = "") -> "show.Answer":
     gpus = _look(Asked(config=config)).gpus
     _replace(checkpoint_file, to_json.dumps(to_checkpoint(gpus)))
-    if json:
-        show.data({"checkpoint-file": checkpoint_file, "gpus": [gpu.uuid for gpu in gpus]})
+    yield {"checkpoint-file": checkpoint_file, "gpus": [gpu.uuid for gpu in gpus]}
 
 
 @takes(Sparing)
-def restore_command(spared: Sparing, checkpoint_file: str, config: str = "", json: bool = False) -> None:
+def restore_command(spared: Sparing, checkpoint_file: str, config: str = "") -> "show.Answer":
     checkpoint = parse_checkpoint(*_read(checkpoint_file))
-    options = Asked(config=config, json=json)
-    with undisturbed(), alone(load_settings(options.config).simulation_root), ExitStack() as locks:
+    options = Asked(config=config)
+    with undisturbed(), alone(load_settings(config).simulation_root), ExitStack() as locks:
         host = _look(options)
-        _change(host, options, checkpoint.planner, _Holders(host, spared, locks=locks))
+        held = _Holders(host, spared, locks=locks)
+        changes, notes = _change(host, options, checkpoint.planner(held), held)
+    yield from _show(changes, "done", notes)
 
 
-def _show(changes: list[GpuChange], json: bool, done: str, notes: Sequence[str] = ()) -> None:
-    if json:
-        show.data({"gpus": [_to_json(change) for change in changes], "notes": list(notes)})
-        return
+def _show(changes: list[GpuChange], done: str, notes: Sequence[str] = (), failed: bool = False) -> "show.Answer":
+    yield {"gpus": [_to_json(change) for change in changes], "notes": notes}, int(failed)
     for change in changes:
         gpu = change.gpu
         print(f"GPU {gpu.number}  {gpu.model} ({gpu.uuid})")

@@ -33,9 +33,8 @@ def plan_command(
     driver_root: str = "",
     facts: str = "",
     config: str = "",
-    json: bool = False,
     steps: bool = False,
-) -> None:
+) -> "show.Answer":
     settings = load_settings(config, driver_root)
     recorded = (lambda vendor: vendor in load_facts(settings, facts).vendors) if facts else None
     variables = _variables(env or [], devices, capabilities, VENDORS[find_vendors(settings)[0]][1] if devices else "")
@@ -56,10 +55,14 @@ def plan_command(
         container_text = {"process": {"env": env, "capabilities": {"bounding": bounding}}}
         request = parse_request(container_text, settings, here=recorded)
     if request.selection == "nothing":
-        _print_nothing(request, settings, json)
+        yield _plan_data(make_plan(HostFacts(), request, settings), request)
+        print("nothing is asked for: the container would be left as it is, byte for byte")
+        show.notes(request.notes)
+        if not request.source:
+            print(f"(ask with --devices LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")
         return
     if request.selection == "cdi":
-        _show_cdi_plan(request, container, settings, (json, steps), lambda: load_facts(settings, facts))
+        yield from _show_cdi_plan(request, container, settings, steps, lambda: load_facts(settings, facts))
         return
     host = load_facts(settings, facts, request.vendors)
     image = ImageFacts()
@@ -72,10 +75,19 @@ def plan_command(
     if plan.mode == "spec" and bundle:
         why_hook = why_not_spec(plan, host, container, bundle, settings)
         plan = make_plan(host, request, settings, image) if why_hook else plan
-    if json:
-        _show_data(plan, request, why_hook=why_hook)
-    else:
-        _print_plan(plan, request, host, facts, why_hook, steps)
+    yield _plan_data(plan, request, why_hook=why_hook)
+    show.fields(
+        [
+            ("host", show.host_line(host, facts)),
+            ("driver", show.driver_line(host)),
+            *request_fields(request),
+            *granted_fields(plan, host),
+            ("mode", f"{plan.mode}, not spec: {why_hook}" if why_hook else plan.mode),
+            ("image", image_line(plan.image)),
+        ]
+    )
+    print()
+    _print_steps(plan_steps(plan), steps, plan.notes)
 
 
 def _variables(pairs: list[str], devices: str, capabilities: str, devices_variable: str) -> dict[str, str]:
@@ -96,37 +108,12 @@ def _variables(pairs: list[str], devices: str, capabilities: str, devices_variab
     return variables
 
 
-def _print_nothing(request: Request, settings: Settings, json: bool) -> None:
-    if json:
-        _show_data(make_plan(HostFacts(), request, settings), request)
-        return
-    print("nothing is asked for: the container would be left as it is, byte for byte")
-    show.notes(request.notes)
-    if not request.source:
-        print(f"(ask with --devices LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")
-
-
-def _show_data(
+def _plan_data(
     plan: Plan, request: Request, files: "Sequence[object]" = (), edits: object = None, why_hook: str = ""
-) -> None:
-    """Print the plan as JSON: ``files`` and ``edits`` are of CDI devices, ``why_hook`` says why it is not mode spec."""
-    cdi = {"devices": list(request.cdi_devices), "files": list(files), "containerEdits": edits or {}}
-    show.data({**plan_to_json(plan), **cdi, "why_hook": why_hook, "request": to_data(request)})
-
-
-def _print_plan(plan: Plan, request: Request, host: HostFacts, recorded: str, why_hook: str, each: bool) -> None:
-    show.fields(
-        [
-            ("host", show.host_line(host, recorded)),
-            ("driver", show.driver_line(host)),
-            *request_fields(request),
-            *granted_fields(plan, host),
-            ("mode", f"{plan.mode}, not spec: {why_hook}" if why_hook else plan.mode),
-            ("image", image_line(plan.image)),
-        ]
-    )
-    print()
-    _print_steps(plan_steps(plan), each, plan.notes)
+) -> "dict[str, Any]":
+    """Return the plan as data: ``files`` and ``edits`` are of CDI devices, ``why_hook`` says why it is not mode spec."""
+    cdi = {"devices": request.cdi_devices, "files": files, "containerEdits": edits or {}}
+    return {**plan_to_json(plan), **cdi, "why_hook": why_hook, "request": to_data(request)}
 
 
 def _print_steps(steps: "Sequence[Step]", each: bool, notes: "Sequence[str]") -> None:
@@ -193,10 +180,10 @@ def _show_cdi_plan(
     request: Request,
     container: "dict[str, Any]",
     settings: Settings,
-    how: tuple[bool, bool],
+    each: bool,
     read_host: "Callable[[], HostFacts]",
-) -> None:
-    """Print what the request's devices stand for; nothing is changed.
+) -> "show.Answer":
+    """Answer with what the request's devices stand for; nothing is changed.
 
     The edits are made to a copy of ``container`` (a config.json, or {}), so that what the shim would refuse is an error
     here too: raises CdiError OCIGPU-CDI-4 to -6, and RequestError OCIGPU-REQ-2 to -4.
@@ -210,7 +197,6 @@ def _show_cdi_plan(
     from ocigpu.cdi.registry import read_registry
     from ocigpu.cli.cdi import file_state
 
-    json, each = how
     resolved = read_registry(settings).resolve(request.cdi_devices)
     unseen = check_conditions(request, resolved.specs, read_host)
     root = owns_device_policy()
@@ -224,10 +210,8 @@ def _show_cdi_plan(
     notes = [*request.notes, *unseen, *warnings]
     files = [(spec.path, file_state(spec.annotations, settings)) for spec in resolved.specs]
     edits = merge_edits(resolved.edits)
-    if json:
-        data = [{"file": path, "state": state.word, "reasons": list(state.reasons)} for path, state in files]
-        _show_data(Plan((), notes=tuple(notes), mode="cdi"), request, data, edits)
-        return
+    data = [{"file": path, "state": state.word, "reasons": state.reasons} for path, state in files]
+    yield _plan_data(Plan((), notes=tuple(notes), mode="cdi"), request, data, edits)
     show.fields(
         [
             ("request", request.source),

@@ -11,10 +11,12 @@ from ocigpu.system import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
     from typing import Any, Self
 
     from ocigpu.core.facts import HostFacts
+
+    Answer = Iterator[Mapping[str, Any] | tuple[Mapping[str, Any], int]]
 
 COLOURS = {
     **dict.fromkeys(("+", "ok", "there", "allowed", "as granted", "fresh", "running"), "32"),
@@ -28,6 +30,18 @@ NARROW = 12
 
 SCHEMA_VERSION = 1
 """Of the JSON that commands print: one more when a key goes or means something else; new keys change nothing."""
+
+
+def answer(command: "Answer", json: bool) -> int:
+    """Print the answer of a command, as JSON or for people; returns the exit status.
+
+    A command that has --json is a generator: it yields its answer as data, with the exit status unless that is 0, and
+    goes on to print it for people.
+    """
+    first = next(command)
+    value, status = first if isinstance(first, tuple) else (first, 0)
+    data(value) if json else next(command, None)
+    return status
 
 
 def data(value: "Mapping[str, Any]") -> None:

@@ -53,13 +53,11 @@ def create_command(
     print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
 
 
-def show_command(directory: str, json: bool = False) -> None:
+def show_command(directory: str) -> "show.Answer":
     from ocigpu.sim.made import describe_host
 
     host = describe_host(directory)
-    if json:
-        show.data(host)
-        return
+    yield host
     show.fields(
         [
             ("host", f"SIMULATED host {host['directory']}: no real GPU"),

@@ -26,8 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Making = tuple[Roots, bool, bool, bool]
-"""What both commands are told: of which driver, whether to load modules, only to show it, to print JSON."""
+Making = tuple[Roots, bool, bool]
+"""What both commands are told: of which driver, whether to load modules, only to show it."""
 
 
 def read_making(
@@ -36,18 +36,17 @@ def read_making(
     dev_root: str = "",
     config: str = "",
     dry_run: bool = False,
-    json: bool = False,
 ) -> Making:
     """Return what the options say; raises SettingsError."""
     settings = load_settings(config, driver_root)
     if dev_root:
         settings = settings._replace(driver_dev_root=os.path.abspath(dev_root), simulation_root="")
-    return find_roots(settings), load_kernel_modules, dry_run, json
+    return find_roots(settings), load_kernel_modules, dry_run
 
 
 @takes(read_making)
-def nodes_command(making: Making, control_devices: bool = False) -> None:
-    _run(making, True, "", control_devices)
+def nodes_command(making: Making, control_devices: bool = False) -> "show.Answer":
+    yield from _run(making, True, "", control_devices)
 
 
 @takes(read_making)
@@ -56,14 +55,14 @@ def links_command(
     create_device_nodes: bool = False,
     create_all: bool = False,  # noqa: ARG001 - always so here
     dev_char_path: str = "",
-) -> None:
-    _run(making, create_device_nodes, dev_char_path)
+) -> "show.Answer":
+    yield from _run(making, create_device_nodes, dev_char_path)
 
 
-def _run(making: Making, make_nodes: bool, directory: str, control_only: bool = False) -> None:
+def _run(making: Making, make_nodes: bool, directory: str, control_only: bool = False) -> "show.Answer":
     from ocigpu.gpus.nvidia.kmods import load_modules, missing_modules
 
-    roots, load, dry_run, json = making
+    roots, load, dry_run = making
     modules, notes = (missing_modules(roots), []) if load and dry_run else load_modules(roots) if load else ([], [])
     if roots.stand_in:
         notes = ["simulated host: nothing outside its directory is touched", *notes]
@@ -85,24 +84,9 @@ def _run(making: Making, make_nodes: bool, directory: str, control_only: bool = 
         if not dry_run:
             apply_changes(links)
         changes += links
-    _show(roots, changes, modules, notes, json, dry_run)
-
-
-def _show(
-    roots: Roots, changes: list[NodeChange], modules: list[str], notes: list[str], json: bool, dry_run: bool
-) -> None:
+    data = [_change_data(change) for change in changes]
+    yield {"simulated": roots.stand_in, "dry_run": dry_run, "modules": modules, "changes": data, "notes": notes}
     done = [change for change in changes if change.what != "keep"]
-    if json:
-        show.data(
-            {
-                "simulated": roots.stand_in,
-                "dry_run": dry_run,
-                "modules": modules,
-                "changes": [_change_data(change) for change in changes],
-                "notes": notes,
-            }
-        )
-        return
     for name in modules:
         print(f"{'would load' if dry_run else 'loaded'} kernel module {name}")
     if done:
@@ -139,12 +123,10 @@ def _change_data(change: NodeChange) -> dict[str, object]:
     }
 
 
-def list_command(config: str = "", driver_root: str = "", facts: str = "", json: bool = False) -> None:
+def list_command(config: str = "", driver_root: str = "", facts: str = "") -> "show.Answer":
     host = load_facts(load_settings(config, driver_root), facts)
-    if json:
-        names = ("simulated", "driver_root", "driver_version", "cuda_version", "source", "gpus", "notes")
-        show.data({name: to_data(getattr(host, name)) for name in names})
-        return
+    names = ("simulated", "driver_root", "driver_version", "cuda_version", "source", "gpus", "notes")
+    yield {name: to_data(getattr(host, name)) for name in names}
     show.fields([("host", show.host_line(host, facts)), ("driver", show.driver_line(host))])
     if host.gpus:
         print()
@@ -166,11 +148,9 @@ def gpu_rows(gpus: tuple[Gpu, ...]) -> list[tuple[str, ...]]:
     return rows
 
 
-def facts_command(config: str = "", driver_root: str = "", facts: str = "", json: bool = False) -> None:
+def facts_command(config: str = "", driver_root: str = "", facts: str = "") -> "show.Answer":
     host = load_facts(load_settings(config, driver_root), facts)
-    if json:
-        show.data(facts_to_json(host))
-        return
+    yield facts_to_json(host)
     show.fields([("host", show.host_line(host, facts)), ("driver", show.driver_line(host)), *_fact_fields(host)])
     for title, rows in _fact_tables(host):
         if rows:
@@ -214,22 +194,18 @@ def _fact_tables(host: HostFacts) -> "Iterator[tuple[tuple[str, ...], list[tuple
     )
 
 
-def refresh_command(config: str = "", json: bool = False) -> None:
+def refresh_command(config: str = "") -> "show.Answer":
     done = refresh_facts(load_settings(config))
     age = round(done.age, 1) if done.age >= 0 else None
-    if json:
-        show.data(
-            {
-                "kept": not done.problem,
-                "path": done.path,
-                "problem": done.problem,
-                "age_before": age,
-                "driver_version": done.facts.driver_version,
-                "gpus": len(done.facts.gpus),
-                "notes": list(done.facts.notes),
-            }
-        )
-        return
+    yield {
+        "kept": not done.problem,
+        "path": done.path,
+        "problem": done.problem,
+        "age_before": age,
+        "driver_version": done.facts.driver_version,
+        "gpus": len(done.facts.gpus),
+        "notes": done.facts.notes,
+    }
     show.fields(
         [
             ("host", show.host_line(done.facts)),

@@ -42,22 +42,18 @@ def controller_command(
     ControllerService(options, ServiceLog(json), network, namespace).run()
 
 
-def list_command(json: bool = False) -> None:
+def list_command() -> "show.Answer":
     with _open() as documents:
-        found = documents.list("Tenancy")[0]
-    if json:
-        show.data({"tenancies": [_summary(each) for each in found]})
-        return
-    rows = [list(map(str, _summary(each).values())) for each in found]
+        found = [_summary(each) for each in documents.list("Tenancy")[0]]
+    yield {"tenancies": found}
+    rows = [list(map(str, each.values())) for each in found]
     show.table(["tenancy", "phase", "gpus", "used", "namespace", "why"], rows)
 
 
-def show_command(name: str, json: bool = False) -> None:
+def show_command(name: str) -> "show.Answer":
     with _open() as documents:
         found = _find(documents, name)
-    if json:
-        show.data({"name": name, "spec": found.get("spec", {}), "status": found.get("status", {})})
-        return
+    yield {"name": name, "spec": found.get("spec", {}), "status": found.get("status", {})}
     show.fields([(key, str(value)) for key, value in _summary(found).items() if key != "why"])
     conditions = (found.get("status") or {}).get("conditions") or []
     rows = [[each["type"], each["status"], each["reason"], each["message"]] for each in conditions]
@@ -71,8 +67,7 @@ def create_command(
     internet: bool = False,
     restricted: bool = False,
     only_registry: list[str] | None = None,
-    json: bool = False,
-) -> None:
+) -> "show.Answer":
     from ocigpu.kubernetes.tenants.tenancy import GROUP, VERSION
 
     spec: dict[str, Any] = {"quota": {"gpus": gpus, "pods": containers}, "internet": internet}
@@ -81,21 +76,21 @@ def create_command(
     head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Tenancy", "metadata": {"name": name}}
     with _open() as documents:
         made = documents.create({**head, "spec": spec})
-    _say(made, f"made; its state: ocigpu tenancy show {name}", json)
+    yield from _say(made, f"made; its state: ocigpu tenancy show {name}")
 
 
-def suspend_command(name: str, resume: bool = False, json: bool = False) -> None:
+def suspend_command(name: str, resume: bool = False) -> "show.Answer":
     with _open() as documents:
         found = _find(documents, name)
         written = documents.update({**found, "spec": {**(found.get("spec") or {}), "suspended": not resume}})
-    _say(written, "goes on" if resume else "suspended: its pods are deleted and it gets no others", json)
+    yield from _say(written, "goes on" if resume else "suspended: its pods are deleted and it gets no others")
 
 
-def delete_command(name: str, json: bool = False) -> None:
+def delete_command(name: str) -> "show.Answer":
     with _open() as documents:
         found = _find(documents, name)
         documents.delete(found)
-    _say(found, "deleted: it goes when its pods have ended and its GPUs are given back", json)
+    yield from _say(found, "deleted: it goes when its pods have ended and its GPUs are given back")
 
 
 def _open() -> "contextlib.closing[Documents]":
@@ -124,8 +119,6 @@ def _summary(tenancy: "dict[str, Any]") -> "dict[str, Any]":
     }
 
 
-def _say(tenancy: "dict[str, Any]", words: str, json: bool) -> None:
-    if json:
-        show.data(_summary(tenancy))
-    else:
-        show.notes([f"tenancy {tenancy['metadata']['name']}: {words}"])
+def _say(tenancy: "dict[str, Any]", words: str) -> "show.Answer":
+    yield _summary(tenancy)
+    show.notes([f"tenancy {tenancy['metadata']['name']}: {words}"])

@@ -46,7 +46,7 @@ class _Entry(NamedTuple):
     owners: list[str]
 
 
-def topology_command(state_dir: list[str] | None = None, config: str = "", json: bool = False) -> None:
+def topology_command(state_dir: list[str] | None = None, config: str = "") -> "show.Answer":
     settings = load_settings(config)
     with show.Progress("asking NVML"):
         facts = load_facts(settings)
@@ -78,9 +78,7 @@ def topology_command(state_dir: list[str] | None = None, config: str = "", json:
     for (one, two), found in connections.items():
         if found.links:
             links[frozenset((one, two))] = GpuLink(one, two, "NV", found.links)
-    if json:
-        show.data({"simulated": facts.simulated, **_to_json(entries, connections, links, hardware), "notes": notes})
-        return
+    yield {"simulated": facts.simulated, **_to_json(entries, connections, links, hardware), "notes": notes}
     show.fields([("host", show.host_line(facts)), ("driver", show.driver_line(facts))])
     for line in _tree(entries, connections, hardware):
         print(line)

@@ -194,14 +194,12 @@ BAR = 24
 """Columns of a bar on a terminal."""
 
 
-def trace_command(file: str, container: str = "", json: bool = False) -> None:
+def trace_command(file: str, container: str = "") -> "show.Answer":
     starts, unreadable = read_starts(file, container)
     if not starts:
         what = f"no start of container {quoted(container)}" if container else "no start of a container"
         raise OcigpuError("OCIGPU-TRC-2", f"trace {file}: {what}")
-    if json:
-        show.data({"file": file, "unreadable": unreadable, "starts": [_start_data(start) for start in starts]})
-        return
+    yield {"file": file, "unreadable": unreadable, "starts": [_start_data(start) for start in starts]}
     shown = starts if container else starts[-1:]
     if len(starts) > len(shown):
         _show_list(starts)

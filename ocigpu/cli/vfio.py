@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import asdict
-from typing import Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_facts, load_settings, named_address
@@ -39,24 +38,18 @@ def open_bus(roots: Roots) -> PciBus:
     return SimBus(roots.host)
 
 
-def reset_command(
-    gpu: str, dry_run: bool = False, no_scrub: bool = False, config: str = "", json: bool = False
-) -> None:
+def reset_command(gpu: str, dry_run: bool = False, no_scrub: bool = False, config: str = "") -> "show.Answer":
     roots = find_roots(load_settings(config))
     bus = open_bus(roots)
     (bdf,) = find_gpus(roots, [gpu])
     if dry_run:
         plan = plan_reset(bdf, roots, bus)
-        if json:
-            show.data(asdict(plan) | {"family": plan.family.name if plan.family else ""})
-            return
+        yield asdict(plan) | {"family": plan.family.name if plan.family else ""}
         show.fields([*_plan_fields(plan), ("", "nothing was changed")])
         return
     with show.Progress(f"resetting GPU {bdf}"):
         proof = reset_gpu(bdf, roots, bus=bus, scrub=not no_scrub)
-    if json:
-        show.data(proof.as_json())
-        return
+    yield proof.as_json()
     words = {True: "yes", False: "no", None: "not known"}
     show.fields(
         [
@@ -76,17 +69,14 @@ def _plan_fields(plan: ResetPlan | ResetProof) -> list[tuple[str, str]]:
     return [("gpu", plan.bdf), ("way", way), ("reaches", reach)]
 
 
-def holders_command(gpu: list[str] | None = None, config: str = "", json: bool = False) -> int:
+def holders_command(gpu: list[str] | None = None, config: str = "") -> "show.Answer":
     roots = find_roots(load_settings(config))
     scans = {bdf: scan_holders(bdf, roots) for bdf in find_gpus(roots, gpu)}
     unreadable = list(dict.fromkeys(what for scan in scans.values() for what in scan.unreadable))
-    if json:
-        gpus = [{"bdf": bdf, "holders": [one._asdict() for one in scan.holders]} for bdf, scan in scans.items()]
-        show.data({"gpus": gpus, "unreadable": unreadable})
-    else:
-        show.table(("gpu", "process", "command", "by"), [row for bdf in scans for row in _rows(bdf, scans[bdf])])
-        show.notes(f"could not be looked at: {what}" for what in unreadable)
-    return int(any(scan.holders or scan.unreadable for scan in scans.values()))
+    gpus = [{"bdf": bdf, "holders": [one._asdict() for one in scan.holders]} for bdf, scan in scans.items()]
+    yield {"gpus": gpus, "unreadable": unreadable}, int(any(one.holders or one.unreadable for one in scans.values()))
+    show.table(("gpu", "process", "command", "by"), [row for bdf in scans for row in _rows(bdf, scans[bdf])])
+    show.notes(f"could not be looked at: {what}" for what in unreadable)
 
 
 def _rows(bdf: str, scan: HolderScan) -> list[tuple[str, ...]]:
@@ -102,8 +92,7 @@ def identify_command(
     record: bool = False,
     replaced: bool = False,
     config: str = "",
-    json: bool = False,
-) -> None:
+) -> "show.Answer":
     if replaced and not record:
         raise UsageError("--replaced needs --record")
     settings = load_settings(config)
@@ -116,10 +105,7 @@ def identify_command(
     found, notes = identify(roots, wanted, bus=open_bus(roots), table=kept, slots=slots, driver=driver)
     if record:
         write_table(path, found)
-    if json:
-        gpus: list[dict[str, Any]] = [{**one._asdict(), "sources": list(one.sources)} for one in found]
-        show.data({"gpus": gpus, "notes": list(notes)})
-        return
+    yield {"gpus": [one._asdict() for one in found], "notes": notes}
     rows = [(one.bdf, str(one.module_id), one.serial or "unknown", ", ".join(one.sources)) for one in found]
     show.table(("gpu", "module", "serial", "said by"), rows)
     show.notes(notes)

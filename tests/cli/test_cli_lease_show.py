@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.lease import reach, show_command
 from ocigpu.cli.main import main
 from ocigpu.kubernetes.tenants.journal import LeaseJournal, journal_directory
 from ocigpu.kubernetes.tenants.lease import Lease, Phase
@@ -37,7 +36,7 @@ def test_it_says_who_has_to_act(
     with journal.change() as change:
         change.put(lease, "test")
     journal.close()
-    show_command(reach(str(tmp_path)), GPU)
+    assert main(["lease", "show", GPU, "--journal", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].split(None, 2)[2] == waits
     assert lines[-1].split(None, 1)[1] == then
