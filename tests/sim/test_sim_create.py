@@ -273,6 +273,23 @@ def test_ordinary_user_makes_a_host_with_stand_in_files(session_directory: Path,
     assert os.listdir(parent) == ["host"]
 
 
+@pytest.mark.root
+def test_an_ordinary_user_can_have_every_fault_of_the_driver(session_directory: Path, public_copy: PublicCopy) -> None:
+    """What the kernel shows is read-only, also for who has made it."""
+    host = session_directory / "ordinary faults/host"
+    host.parent.mkdir()
+    os.chown(host.parent, 65534, 65534)
+    script = (
+        "import sys; from ocigpu.sim.create import create_host;"
+        "create_host(sys.argv[1], 2, compat32=False, faults=['two-drivers', 'no-uvm-module', 'nouveau'])"
+    )
+    run([*AS_NOBODY, "env", f"PYTHONPATH={public_copy.library}", public_copy.python, "-B", "-c", script, host])
+    assert list(host.glob("usr/lib/*/libcuda.so.570.86.10"))
+    assert "nvidia" not in (host / "proc/devices").read_text()
+    drivers = [device.joinpath("driver").readlink().name for device in host.glob("sys/bus/pci/devices/*")]
+    assert drivers == ["nouveau", "nouveau"]
+
+
 def refused(directory: Path | str, **more: object) -> OcigpuError:
     with pytest.raises(OcigpuError) as caught:
         create_host(str(directory), 1, **more)  # type: ignore[arg-type]
