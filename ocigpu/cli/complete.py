@@ -134,49 +134,31 @@ def _containers(_before: "Sequence[str]", last: str) -> "Iterator[Candidate]":
             yield one.id, one.name
 
 
-def _codes(_before: "Sequence[str]", last: str) -> "Iterator[Candidate]":
-    from ocigpu.core.codes import CODES
-
-    yield from ((name, entry.cause) for name, entry in CODES.items() if last)
-
-
 def _findings(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":
     from ocigpu.doctor.findings import CHECKS
 
     yield from ((check.name, check.title) for check in CHECKS)
 
 
-def _models(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":
-    from ocigpu.sim.models import MODELS
+def _named_in(module: str, table: str, about: str = "", wanted: bool = False) -> "Callable[..., Iterator[Candidate]]":
+    """Return what yields the names of a module's table, with an attribute of each; ``wanted``: once one is begun."""
 
-    yield from ((name, model.name) for name, model in MODELS.items())
+    def names(_before: "Sequence[str]", last: str) -> "Iterator[Candidate]":
+        found = getattr(__import__(module, fromlist=[table]), table)
+        yield from ((name, getattr(found[name], about) if about else "") for name in found if last or not wanted)
 
-
-def _faults(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":
-    from ocigpu.sim.fault_names import FAULT_NAMES
-
-    yield from ((name, fault.text) for name, fault in FAULT_NAMES.items())
-
-
-def _engines(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":
-    from ocigpu.engines.places import NAMES
-
-    yield from ((name, "") for name in NAMES)
-
-
-def _shells(_before: "Sequence[str]", _last: str) -> "Iterator[Candidate]":
-    yield from ((shell, "") for shell in SHELLS)
+    return names
 
 
 KINDS = {
     "GPU": _gpus,
     "GPUS": _list_of_gpus,
     "CONTAINER": _containers,
-    "CODE": _codes,
+    "CODE": _named_in("ocigpu.core.codes", "CODES", "cause", wanted=True),
     "FINDING": _findings,
-    "MODEL": _models,
-    "FAULT": _faults,
-    "ENGINE": _engines,
-    "SHELL": _shells,
+    "MODEL": _named_in("ocigpu.sim.models", "MODELS", "name"),
+    "FAULT": _named_in("ocigpu.sim.fault_names", "FAULT_NAMES", "text"),
+    "ENGINE": _named_in("ocigpu.engines.places", "NAMES"),
+    "SHELL": _named_in(__name__, "SHELLS"),
 }
 """What can stand for a word of the pages."""

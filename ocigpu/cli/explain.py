@@ -45,22 +45,15 @@ def explain_command(
 
         print(render_messages() if messages else render_markdown(), end="")
         return 0
-    return show.answer(_explain(target, state_dir, config, messages, no_checks, steps, kubeconfig), json)
+    return show.answer(_explain(target, state_dir, config, messages, not no_checks, steps, kubeconfig), json)
 
 
 def _explain(
-    target: str,
-    state_dir: list[str] | None,
-    config: str,
-    messages: bool,
-    no_checks: bool,
-    steps: bool,
-    kubeconfig: str,
+    target: str, state_dir: list[str] | None, config: str, messages: bool, checks: bool, steps: bool, kubeconfig: str
 ) -> "show.Answer":
     from ocigpu.doctor.findings import CHECKS
     from ocigpu.doctor.messages import MESSAGES
 
-    checks = {check.name: check for check in CHECKS}
     if messages:
         yield _data(messages=[entry._asdict() for entry in MESSAGES])
         show.table(("message", "what"), [(text, entry.title) for entry in MESSAGES for text in entry.texts])
@@ -71,7 +64,7 @@ def _explain(
         code = find_code(target)
         yield _data(codes=[_code_data(code)])
         _print_code(code)
-    elif check := checks.get(target):
+    elif check := next((check for check in CHECKS if check.name == target), None):
         yield _data(findings=[{"finding": check.name, "title": check.title, "meaning": check.meaning}])
         fields = [("finding", check.name), ("finds", check.title), ("meaning", check.meaning)]
         show.fields([*fields, ("look", "ocigpu doctor")])
@@ -79,9 +72,9 @@ def _explain(
         yield from _explain_claim(target, kubeconfig)
     elif target == "-":
         text = sys.stdin.buffer.read(MAX_LOG).decode("utf-8", "replace")
-        yield from _explain_message(text, config, not no_checks, log=True)
+        yield from _explain_message(text, config, checks, log=True)
     elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, state_dir)):
-        yield from _explain_message(target, config, not no_checks)
+        yield from _explain_message(target, config, checks)
     else:
         yield from _explain_container(target, state_dir, config, steps)
 

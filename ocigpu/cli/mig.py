@@ -1,6 +1,6 @@
 """``ocigpu mig``: GPUs are cut into MIG devices as a file says."""
 
-import json as to_json
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -233,7 +233,7 @@ def _noted(host: _Host, notes: list[str]) -> Iterator[None]:
             path = f"{root}{SYSTEM_DIRECTORY}/{BEFORE}"
             notes.append(f"an earlier change ended half-way; what was before it: ocigpu mig restore -f {path}")
         else:
-            write_cached(directory, BEFORE, to_json.dumps(before).encode())
+            write_cached(directory, BEFORE, json.dumps(before).encode())
         yield
         remove_if_possible(directory, BEFORE)
     except OcigpuError:
@@ -268,12 +268,12 @@ def _change(
 
 
 @takes(Asked)
-def assert_command(options: Asked, valid_config: bool = False, json: bool = False) -> int:
+def assert_command(options: Asked, valid_config: bool = False) -> "show.Answer":
     if valid_config:
         if not options.config_file:
             raise UsageError("--valid-config needs --config-file")
         _layouts(options, ()).select(options.selected_config)
-        return 0
+        return
     host = _look(options)
     changes = host.planner(options, dict)(host.gpus)
     if not options.mode_only:  # as the vendor's: a layout of other models is not what these GPUs are
@@ -281,30 +281,24 @@ def assert_command(options: Asked, valid_config: bool = False, json: bool = Fals
         left = [gpu for gpu in host.gpus if gpu.mode is not None and gpu.uuid not in named]
         changes += [GpuChange(gpu, None, gpu.instances, problem="the layout does not mention it") for gpu in left]
     differs = any(change.changes or change.problem for change in changes)
-    return show.answer(_show(changes, "nothing was changed", (), differs), json)
+    yield from _show(changes, "nothing was changed", failed=differs)
 
 
-def export_command(
-    config: str = "", json: bool = False, output_format: str = "yaml", config_label: str = "current"
-) -> None:
-    host = _look(Asked(config=config))
-    document = to_document(host.gpus, config_label)
-    _write(document, json, output_format)
+def export_command(config: str = "", output_format: str = "yaml", config_label: str = "current") -> "show.Answer":
+    yield from _write(to_document(_look(Asked(config=config)).gpus, config_label), output_format)
 
 
-def generate_command(config: str = "", json: bool = False, output_format: str = "yaml", output_file: str = "") -> None:
-    layouts = make_layouts(_look(Asked(config=config)).gpus)
-    _write(layouts.to_document(), json, output_format, output_file)
+def generate_command(config: str = "", output_format: str = "yaml", output_file: str = "") -> "show.Answer":
+    yield from _write(make_layouts(_look(Asked(config=config)).gpus).to_document(), output_format, output_file)
 
 
-def _write(document: dict[str, Any], json: bool, form: str, path: str = "") -> None:
+def _write(document: dict[str, Any], form: str, path: str = "") -> "show.Answer":
     check_one_of("--output-format", form, FORMATS)
-    text = to_json.dumps(document, indent=2) if form == "json" else yaml.safe_dump(document, sort_keys=False).rstrip()
+    text = json.dumps(document, indent=2) if form == "json" else yaml.safe_dump(document, sort_keys=False).rstrip()
     if path:
         _replace(path, text)
-    elif json:
-        show.data(document)
     else:
+        yield document
         print(text)
 
 
@@ -317,7 +311,7 @@ def _replace(path: str, text: str) -> None:
 
 def checkpoint_command(checkpoint_file: str, config: str = "") -> "show.Answer":
     gpus = _look(Asked(config=config)).gpus
-    _replace(checkpoint_file, to_json.dumps(to_checkpoint(gpus)))
+    _replace(checkpoint_file, json.dumps(to_checkpoint(gpus)))
     yield {"checkpoint-file": checkpoint_file, "gpus": [gpu.uuid for gpu in gpus]}
 
 

@@ -111,7 +111,7 @@ def _variables(pairs: list[str], devices: str, capabilities: str, devices_variab
 def _plan_data(
     plan: Plan, request: Request, files: "Sequence[object]" = (), edits: object = None, why_hook: str = ""
 ) -> "dict[str, Any]":
-    """Return the plan as data: ``files`` and ``edits`` are of CDI devices, ``why_hook`` says why it is not mode spec."""
+    """Return the plan as data: ``files`` and ``edits`` are of CDI devices, ``why_hook`` why not mode spec."""
     cdi = {"devices": request.cdi_devices, "files": files, "containerEdits": edits or {}}
     return {**plan_to_json(plan), **cdi, "why_hook": why_hook, "request": to_data(request)}
 

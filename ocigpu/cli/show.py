@@ -36,9 +36,11 @@ def answer(command: "Answer", json: bool) -> int:
     """Print the answer of a command, as JSON or for people; returns the exit status.
 
     A command that has --json is a generator: it yields its answer as data, with the exit status unless that is 0, and
-    goes on to print it for people.
+    goes on to print it for people.  One that yields nothing has no answer, or has printed it.
     """
-    first = next(command)
+    first = next(command, None)
+    if first is None:
+        return 0
     value, status = first if isinstance(first, tuple) else (first, 0)
     data(value) if json else next(command, None)
     return status
