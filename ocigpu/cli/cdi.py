@@ -165,8 +165,6 @@ def write_output(spec: "dict[str, Any]", path: str, format_name: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # Python would try to write the rest at exit once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CdiError("OCIGPU-CDI-8", f"write standard output: {error.strerror}", "") from error
 
 
@@ -187,8 +185,8 @@ class Row(NamedTuple):
     device: str
     file: str
     version: str
-    state: SpecState
     usable: bool
+    state: SpecState
 
 
 def list_command(
@@ -203,7 +201,8 @@ def list_command(
     rows = device_rows(registry, states)
     names = [row.device for row in rows if row.usable]
     errors = [{"file": path, "message": message} for path, message in registry.errors]
-    yield {"devices": [_row_data(row) for row in rows], "errors": errors}, int(strict and bool(errors))
+    devices = [{**row._asdict(), "state": row.state.word, "reasons": row.state.reasons} for row in rows]
+    yield {"devices": devices, "errors": errors}, int(strict and bool(errors))
     if sys.stdout.isatty():
         if rows:
             # why a file is stale is said once, below
@@ -232,21 +231,13 @@ def device_rows(registry: Registry, states: dict[str, SpecState]) -> list[Row]:
     for name, specs in registry.definitions().items():
         for spec in reversed(specs):
             state = states[spec.path]
-            usable = False
             if by := shadows.get((name, spec.path)):
                 state = SpecState("shadowed", (f"{by} is used",))
             elif name in conflicts:
                 others = [path for path in conflicts[name] if path != spec.path]
                 state = SpecState("conflict", (f"{', '.join(others)} defines it too",))
-            else:
-                usable = True
-            rows.append(Row(name, spec.path, spec.version, state, usable))
+            rows.append(Row(name, spec.path, spec.version, state == states[spec.path], state))
     return rows
-
-
-def _row_data(row: Row) -> dict[str, object]:
-    state = {"state": row.state.word, "reasons": list(row.state.reasons)}
-    return {"device": row.device, "file": row.file, "version": row.version, "usable": row.usable, **state}
 
 
 def show_command(what: str, spec_dir: list[str] | None = None, config: str = "") -> "show.Answer":

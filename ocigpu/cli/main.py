@@ -56,6 +56,9 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         from ocigpu.cli.complete import print_candidates
 
         return print_candidates(words, COMMANDS, find_command)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: else what is opened next gets its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as we run
     try:
         status = _run(words)
         sys.stdout.flush()
@@ -65,9 +68,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         return _report(error)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader (head, a closed pager) has seen enough.  Python flushes standard output once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (head, a closed pager) has seen enough
         return 1
     except Exception as error:  # the last line of defence: a user sees a sentence, not a traceback
         usage = _usage_error(error, find_command(words)[0])
@@ -76,6 +77,11 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         if debug:
             raise
         return _report(as_own_error(error))
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:  # Python would try once more at exit, say so in its own words, and end with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status if isinstance(status, int) else 0
 
 

@@ -433,3 +433,28 @@ def test_the_doctor_of_a_node_without_claims_imports_no_types(simulated: Path) -
     loaded, output = imported_by("doctor", environment={"OCIGPU_CONFIG": str(simulated / "config.toml")})
     assert output
     assert not loaded & {"pydantic", "typer", "grpc", "lightkube", "ssl"}
+
+
+def shell(command: str) -> "subprocess.CompletedProcess[str]":
+    script = f"{sys.executable} -m ocigpu.cli {command}"
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
+
+
+@pytest.mark.parametrize("words", ["version", "help", "config keys", "explain DEV-3 --json"])
+def test_a_full_disk_behind_standard_output_is_said_once(words: str) -> None:
+    """And the exit status is a documented one: Python alone would end with 120."""
+    done = shell(f"{words} > /dev/full")
+    assert done.returncode == 1
+    first, hint = done.stderr.splitlines()
+    assert first == "ocigpu: OCIGPU-INT-4: write: No space left on device"
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "status"), [("version", 0), ("explain DEV-3 --json", 0), ("config keys", 0), ("no", 2)]
+)
+def test_standard_files_may_be_closed(words: str, status: int, closed: str) -> None:
+    done = shell(f"{words} {closed}")
+    assert done.returncode == status
+    assert bool(done.stderr) == bool(status and "2>" not in closed)
