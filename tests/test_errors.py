@@ -5,7 +5,7 @@ import ssl
 
 import pytest
 
-from ocigpu.core.errors import RequestError, as_own_error, reason_of
+from ocigpu.core.errors import HostError, OsErrorAs, RequestError, as_own_error, reason_of
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,15 @@ def of_tls(reason: str, verify: str = "") -> ssl.SSLError:
 )
 def test_the_reason_of_a_failure_has_no_numbers(error: Exception, reason: str) -> None:
     assert reason_of(error) == reason
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(FileNotFoundError(errno.ENOENT, "No such file", "/x"), "No such file"), (TimeoutError("no answer"), "no answer")],
+)
+def test_the_error_of_a_block_is_told_as_ours(error: OSError, said: str) -> None:
+    with pytest.raises(HostError) as caught, OsErrorAs(HostError, "OCIGPU-MIG-3", "write /x"):
+        raise error
+    assert caught.value.message == f"write /x: {said}"
+    with pytest.raises(ValueError, match="other"), OsErrorAs(HostError, "OCIGPU-MIG-3", "write /x"):
+        raise ValueError("other")

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from ocigpu.core.errors import UNUSABLE, HostError, UsageError, quoted
+from ocigpu.core.errors import UNUSABLE, HostError, OsErrorAs, UsageError, quoted
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import Settings
 from ocigpu.system.files import read_bounded
@@ -80,11 +80,10 @@ def load_facts(settings: Settings, recorded: str = "", vendors: tuple[str, ...] 
 def _read_recorded_facts(path: str) -> HostFacts:
     import json
 
+    with OsErrorAs(HostError, "OCIGPU-HOST-3", f"facts {path}", ""), open(path, "rb") as file:
+        data = read_bounded(file, MAX_FACTS)
     try:
-        with open(path, "rb") as file:
-            return facts_from_json(json.loads(read_bounded(file, MAX_FACTS).decode()))
-    except OSError as error:
-        raise HostError("OCIGPU-HOST-3", f"facts {path}: {error.strerror}", "") from error
+        return facts_from_json(json.loads(data.decode()))
     except UNUSABLE as error:
         raise HostError(
             "OCIGPU-HOST-3", f"facts {path}: not recorded facts", "write it: ocigpu facts --json"

@@ -6,7 +6,7 @@ import tomllib
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings, settings_path
-from ocigpu.core.errors import OcigpuError, SettingsError, printable
+from ocigpu.core.errors import OcigpuError, OsErrorAs, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings
 from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.entry.pass_through import forget
@@ -155,9 +155,7 @@ def write_settings(path: str, text: str, force: bool) -> bool:
             return False
         if not force:
             raise SettingsError("OCIGPU-SET-4", f"write {path}: it is there already", "To replace it: --force")
-    try:
+    with OsErrorAs(SettingsError, "OCIGPU-SET-4", f"write {path}"):
         write_file(path, text.encode())
-    except OSError as error:
-        raise SettingsError("OCIGPU-SET-4", f"write {path}: {error.strerror}") from error
     forget()
     return True

@@ -18,7 +18,7 @@ from ocigpu.containers.find import find_containers
 from ocigpu.containers.report import make_reports
 from ocigpu.containers.usage import UsageReader, join_usage
 from ocigpu.containers.users import find_of_users
-from ocigpu.core.errors import HostError, OcigpuError, SettingsError, UsageError
+from ocigpu.core.errors import HostError, OcigpuError, OsErrorAs, SettingsError, UsageError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.mig import Planner, alone, change_layouts, read_layouts
@@ -84,10 +84,8 @@ def _layouts(options: Asked, gpus: Sequence[GpuLayout]) -> Layouts:
 
 def _read(path: str) -> tuple[str, str]:
     """Return the text of a file, and what to call it; "-" is standard input."""
-    try:
+    with OsErrorAs(SettingsError, "OCIGPU-MIG-1", f"read {path}"):
         text = read_named(path, MAX_BYTES).decode(errors="replace")
-    except OSError as error:
-        raise SettingsError("OCIGPU-MIG-1", f"read {path}: {error.strerror}") from error
     return text, "standard input" if path == "-" else path
 
 
@@ -303,10 +301,8 @@ def _write(document: dict[str, Any], form: str, path: str = "") -> "show.Answer"
 
 
 def _replace(path: str, text: str) -> None:
-    try:
+    with OsErrorAs(HostError, "OCIGPU-MIG-3", f"write {path}"):
         write_file(path, f"{text}\n".encode())
-    except OSError as error:
-        raise HostError("OCIGPU-MIG-3", f"write {path}: {error.strerror}") from error
 
 
 def checkpoint_command(checkpoint_file: str, config: str = "") -> "show.Answer":

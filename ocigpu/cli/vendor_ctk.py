@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ocigpu import version_line
 from ocigpu.core import rawjson
-from ocigpu.core.errors import OcigpuError, SettingsError, UsageError, printable, quoted
+from ocigpu.core.errors import OcigpuError, OsErrorAs, SettingsError, UsageError, printable, quoted
 from ocigpu.core.tokens import FALSE_WORDS, TRUE_WORDS
 from ocigpu.engines.places import DAEMON_PATH, find_program
 from ocigpu.kubernetes.options import find_values, read_flags, read_table
@@ -236,10 +236,8 @@ def _write_oci_hook(told: dict[str, Any], said: Said) -> None:
     if not path or told.get("dry_run"):
         print(text, end="")
         return
-    try:
+    with OsErrorAs(OcigpuError, "OCIGPU-ENG-4", f"write {path}"):
         write_file(path, text.encode())
-    except OSError as error:
-        raise OcigpuError("OCIGPU-ENG-4", f"write {path}: {error.strerror}") from error
     _log(said, f"Wrote OCI hook to {path}")
 
 

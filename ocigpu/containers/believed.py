@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.bundle.document import parse_config
 from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_json
-from ocigpu.core.errors import OcigpuError, SpecError, quoted
+from ocigpu.core.errors import OcigpuError, OsErrorAs, SpecError, quoted
 from ocigpu.entry.state import MAX_STATE_BYTES
 from ocigpu.provision.device_filter import ACCESS_BITS, FilterRule, effective_rules
 from ocigpu.system.files import read_part, why_replaceable, why_untrusted
@@ -339,7 +339,7 @@ def read_trusted(path: str, limit: int, below: str = "") -> TrustedFile:
     """
     if not is_path(path):
         raise SpecError("OCIGPU-SPEC-1", f"read {quoted(path)}: not a path")
-    try:
+    with OsErrorAs(SpecError, "OCIGPU-SPEC-1", f"read {path}"):
         fd, place = _open_by_steps(path)
         try:
             if cause := why_of_containers(place) or _why_below(place, below):
@@ -352,8 +352,6 @@ def read_trusted(path: str, limit: int, below: str = "") -> TrustedFile:
                 text = read_part(file, limit + 1)
         finally:
             os.close(fd)
-    except OSError as error:
-        raise SpecError("OCIGPU-SPEC-1", f"read {path}: {error.strerror or error}") from error
     if len(text) > limit:
         raise SpecError("OCIGPU-SPEC-1", f"read {path}: larger than {limit >> 20} MiB")
     return TrustedFile(text, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)

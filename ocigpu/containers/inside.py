@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ocigpu.containers.child import ask_child
 from ocigpu.containers.rules import cgroup_directories, join_cgroups
 from ocigpu.core.actions import Link, Node
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.errors import OcigpuError, OsErrorAs
 from ocigpu.core.facts import DeviceNode
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.container import LiveContainer, join, join_users, open_root, use_owner_ids
@@ -289,7 +289,5 @@ def drop_view(container: LiveContainer, mount: int) -> bool:
 
 
 def _ask_for_view(what: str, look: Callable[[], int]) -> Any:
-    try:
+    with OsErrorAs(OcigpuError, "OCIGPU-CTR-5", f"{what} {PROC_DRIVER}"):
         return ask_child(look)
-    except OSError as error:
-        raise OcigpuError("OCIGPU-CTR-5", f"{what} {PROC_DRIVER}: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ from ocigpu.containers.rules import Number, listed_nodes, may_open, numbers_of
 from ocigpu.containers.shown import ShownMounts, plan_shown, read_mounts
 from ocigpu.core.actions import AllowDevice, Bind, Node, Plan
 from ocigpu.core.config_json import get_list
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.errors import OcigpuError, OsErrorAs
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, ImageFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.request import join_requests
@@ -93,7 +93,7 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
     os.close(open_process(found))
     config = read_config_of(found).config
     with ExitStack() as stack:
-        try:
+        with OsErrorAs(OcigpuError, "OCIGPU-CTR-3", f"container {found.name}"):
             lock_fd = os.open(os.path.dirname(found.state_file), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, lock_fd)
             if not lock(lock_fd, SECONDS):
@@ -101,8 +101,6 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
                 raise OcigpuError("OCIGPU-CTR-4", text)
             pidfd = os.pidfd_open(found.pid)
             stack.callback(os.close, pidfd)
-        except OSError as error:
-            raise OcigpuError("OCIGPU-CTR-3", f"container {found.name}: {error.strerror}") from error
         inside = open_container(found.pid, found.rootfs, found.pid)
         stack.callback(inside.close)
         os.close(open_process(found))  # still the same one: now all descriptors are of it

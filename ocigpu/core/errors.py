@@ -118,6 +118,23 @@ def as_own_error(error: BaseException) -> OcigpuError:
     return OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
 
 
+class OsErrorAs:
+    """A block whose OSErrors become errors of ours: "WHAT: No such file or directory".
+
+    ``with OsErrorAs(HostError, "OCIGPU-MIG-3", f"write {path}"): ...``; ``hint`` as of the error.
+    """
+
+    def __init__(self, kind: type[OcigpuError], code: str, what: str, hint: str | None = None) -> None:
+        self._kind, self._code, self._what, self._hint = kind, code, what, hint
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise self._kind(self._code, f"{self._what}: {error.strerror or error}", self._hint) from error
+
+
 def cause(error: OSError) -> str:
     """Return what failed and why: "open_tree /usr/lib/libcuda.so.1: Operation not permitted".
 

@@ -28,7 +28,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from ocigpu.core.errors import HostError, quoted, reason_of
+from ocigpu.core.errors import HostError, OsErrorAs, quoted, reason_of
 from ocigpu.gpus.firmware import BOARD, FirmwareFacts, check_text, read_with_doubts
 from ocigpu.gpus.spdm import MEASUREMENT, parse_measurements, verify_measurements
 from ocigpu.gpus.spdm import ROOT as ROOT_KEY
@@ -146,10 +146,8 @@ class Redfish:
         pin = fingerprint.replace(":", "").lower()
         if pin and not re.fullmatch("[0-9a-f]{64}", pin):
             raise RedfishError("OCIGPU-FW-1", f"fingerprint {quoted(fingerprint)}: not SHA-256 in hexadecimal digits")
-        try:
+        with OsErrorAs(RedfishError, "OCIGPU-FW-1", f"read {ca_file}"):
             self._context = ssl.create_default_context(cafile=ca_file or None)
-        except OSError as error:
-            raise RedfishError("OCIGPU-FW-1", f"read {ca_file}: {error.strerror or error}") from error
         if pin:  # what is pinned needs no authority, and a BMC's certificate names it rarely
             self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
         self.host, self._port, self._pin = parts.hostname, port, pin

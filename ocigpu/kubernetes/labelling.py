@@ -13,10 +13,11 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ocigpu.cdi.write import write_file
-from ocigpu.core.errors import HostError, OcigpuError, SettingsError
+from ocigpu.core.errors import HostError, OcigpuError, OsErrorAs, SettingsError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.pci import NVIDIA_VENDOR, read_functions
 from ocigpu.gpus.tree import find_roots, read_bytes
@@ -167,12 +168,8 @@ def write_features(path: str, text: str) -> None:
 
 def remove_features(path: str) -> None:
     """Remove the file of features.d; one that is not there is no error."""
-    try:
+    with OsErrorAs(HostError, "OCIGPU-HOST-3", f"remove {path}", ""), suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise HostError("OCIGPU-HOST-3", f"remove {path}: {error.strerror}", "") from error
 
 
 HEARTBEAT = 3600.0
@@ -195,9 +192,7 @@ def read_labels(settings: Settings, configuration: Configuration, now: float) ->
     options = configuration.options
     ours = host_settings(settings, options)
     node = read_node(ours, configuration)
-    machine = options.machine_type_file
-    if settings.simulation_root:
-        machine = settings.simulation_root + machine
+    machine = settings.simulation_root + options.machine_type_file
     around = read_surroundings(find_roots(ours).sys, machine, int(now))
     if node.machines:
         names = read_model_names()
@@ -228,13 +223,7 @@ def _silence(node: KubernetesNode, around: Surroundings) -> str:
 class Labeller:
     """Labels this node; ``target``: see :func:`ocigpu.kubernetes.labelling.find_place`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        told: Told,
-        log: ServiceLog,
-        target: str = "",
-    ) -> None:
+    def __init__(self, settings: Settings, told: Told, log: ServiceLog, target: str = "") -> None:
         self._settings = settings
         self._told = told
         self._log = log

@@ -12,7 +12,7 @@ from lightkube.resources.core_v1 import Node, Pod, PodEviction
 from lightkube.types import PatchType
 
 from ocigpu.cdi.write import write_file
-from ocigpu.core.errors import HostError, printable
+from ocigpu.core.errors import HostError, OsErrorAs, printable
 from ocigpu.gpus.tree import read_bytes
 from ocigpu.kubernetes.client import FAILURES, ask, refused, status_of
 from ocigpu.kubernetes.host_files import run_on_host
@@ -210,7 +210,5 @@ class HostTools:
             content, target = text.encode(), self.path(path)
             if not content or read_bytes(target, len(content) + 1) == content:
                 continue
-            try:
+            with OsErrorAs(HostError, "OCIGPU-MIG-6", f"write {target}"):
                 write_file(target, content)
-            except OSError as error:
-                raise HostError("OCIGPU-MIG-6", f"write {target}: {error.strerror}") from error

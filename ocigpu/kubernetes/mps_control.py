@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable, quoted
+from ocigpu.core.errors import HostError, OcigpuError, OsErrorAs, UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.nvml_process import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
 from ocigpu.kubernetes.mps import LOG_VARIABLE, PIPE_VARIABLE, Directories
@@ -310,12 +310,9 @@ def relabel(path: str) -> None:
 
 
 def _remove(path: str) -> None:
-    try:
+    gone = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with OsErrorAs(HostError, "OCIGPU-KUBE-6", f"MPS: remove {path}"), gone:
         os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise _error(f"remove {path}: {error.strerror}") from error
 
 
 def _error(text: str) -> HostError:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ocigpu.core.errors import OcigpuError, OsErrorAs
 from ocigpu.sim.create import create_host
 from ocigpu.sim.libraries import library_triplet
 from ocigpu.sim.models import sim_error
@@ -31,10 +32,8 @@ def temporary_host(
     """
     place = find_place()
     _sweep(place)
-    try:
+    with OsErrorAs(OcigpuError, "OCIGPU-SIM-1", f"make a directory in {place}", ""):
         base, held = _make_held(place)
-    except OSError as error:
-        raise sim_error(f"make a directory in {place}: {error.strerror}") from error
     try:
         os.chmod(base, 0o755)  # a command may change its user
         directory = f"{base}/host"

@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ocigpu.core.errors import printable
+from ocigpu.core.errors import OcigpuError, OsErrorAs, printable
 from ocigpu.sim.models import CPUS_OF_NODE, MAX_MIG_GPUS, Model, SimGpu, gi_minor, numa_node, sim_error
 from ocigpu.sim.nodes import (
     CONFIG_MINOR,
@@ -209,10 +209,8 @@ def write_ldcache(root: Path) -> None:
             "no ldconfig on this machine", "the loader's cache needs a glibc system; or leave the cache out"
         )
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    try:
+    with OsErrorAs(OcigpuError, "OCIGPU-SIM-1", f"{program} -r {root}", ""):
         done = run_program([program, "-r", str(root), "-X", "-i"], 300, env=environment)
-    except OSError as error:
-        raise sim_error(f"{program} -r {root}: {error}") from error
     cache = root / "etc/ld.so.cache"
     if done.status or not cache.is_file():
         lines: Sequence[str] = done.complaint.splitlines() or ["no cache was written"]

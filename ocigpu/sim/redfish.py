@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.errors import OcigpuError, OsErrorAs
 from ocigpu.sim.models import SimGpu, sim_error
 from ocigpu.system.programs import run_program
 
@@ -233,10 +233,8 @@ def make_certificate(directory: str) -> None:
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", f"{directory}/key.pem", "-out", f"{directory}/cert.pem", "-days", "2"]
     command += ["-subj", "/CN=simulated BMC", "-addext", "subjectAltName=IP:127.0.0.1"]
-    try:
+    with OsErrorAs(OcigpuError, "OCIGPU-SIM-1", "make a certificate", "openssl makes it"):
         done = run_program(command, 60)
-    except OSError as error:
-        raise sim_error(f"make a certificate: {error}", "openssl makes it") from error
     if done.status:
         raise sim_error(f"make a certificate: openssl: {done.last_line}", "openssl makes it")
 

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 
-from ocigpu.core.errors import MAKE_NODES, HostError
+from ocigpu.core.errors import MAKE_NODES, HostError, OsErrorAs
 from ocigpu.core.facts import Permissions
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.devices import CONTROL_MINOR, IMEX_DRIVER, MODESET_MINOR
@@ -267,13 +267,11 @@ def apply_changes(changes: "Iterable[NodeChange]") -> None:
     CAP_MKNOD, CAP_CHOWN and CAP_FOWNER.
     """
     for change in changes:
-        try:
+        with OsErrorAs(HostError, "OCIGPU-DEV-5", f"{change.what} {change.path}"):
             if change.what == "remove":
                 os.unlink(change.path)
             elif change.what in ("make", "replace", "correct"):
                 _apply(change)
-        except OSError as error:
-            raise HostError("OCIGPU-DEV-5", f"{change.what} {change.path}: {error.strerror}") from error
 
 
 def _apply(change: NodeChange) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, OsErrorAs
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.vendors import find_vendors
@@ -125,10 +125,8 @@ class DraDriver(NodeProgram[DraReading]):
         allocated stay so while the driver is replaced or the node starts again.
         """
         with self.signals:
-            try:
+            with OsErrorAs(HostError, "OCIGPU-DRA-5", f"make {self.directory}"):
                 os.makedirs(self.directory, mode=0o750, exist_ok=True)
-            except OSError as error:
-                raise HostError("OCIGPU-DRA-5", f"make {self.directory}: {error.strerror}") from error
             self.preparer.held()
             for thread in self._threads:
                 thread.start()

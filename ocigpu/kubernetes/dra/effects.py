@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 
-from ocigpu.core.errors import HostError, RequestError, as_own_error, printable, quoted
+from ocigpu.core.errors import HostError, OsErrorAs, RequestError, as_own_error, printable, quoted
 from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.nvml_process import DEFAULT, command, set_compute_mode
@@ -269,15 +269,13 @@ def set_timeslice(facts: HostFacts, gpu: str, number: int) -> None:
 
 def _start_child(job: "dict[str, object]") -> "subprocess.Popen[bytes]":
     """Start a control daemon in a process of its own: it is made ready between fork and exec, beside no thread."""
-    try:
+    with OsErrorAs(HostError, "OCIGPU-DRA-3", "MPS: no process can be started"):
         child = subprocess.Popen(
             command("ocigpu.kubernetes.dra.effects"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
         )
-    except OSError as error:
-        raise HostError("OCIGPU-DRA-3", f"MPS: no process can be started: {error.strerror}") from error
     assert child.stdin
     assert child.stdout
     try:
@@ -308,13 +306,11 @@ def remove_mps(root: str, place: str) -> None:
     """Remove what a daemon that was killed has left; raises HostError (OCIGPU-DRA-3)."""
     directories = mps_directories(root, place)
     base = os.path.dirname(directories.pipe)
-    try:
+    with OsErrorAs(HostError, "OCIGPU-DRA-3", f"remove {base}"):
         if os.path.ismount(directories.shm):
             umount2(directories.shm, MNT_DETACH)
         if os.path.isdir(base):
             remove_directory(base)
-    except OSError as error:
-        raise HostError("OCIGPU-DRA-3", f"remove {base}: {error.strerror}") from error
 
 
 def main() -> None:

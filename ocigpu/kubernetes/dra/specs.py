@@ -8,13 +8,14 @@ import glob
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ocigpu.cdi.edits import MOUNT_OPTIONS, Draft, DraftDevice, hook_options, make_draft, node_edit
 from ocigpu.cdi.generate import assemble
 from ocigpu.cdi.write import write_spec
 from ocigpu.core.actions import SOCKET_OPTIONS
-from ocigpu.core.errors import CdiError, HostError
+from ocigpu.core.errors import CdiError, HostError, OsErrorAs
 from ocigpu.core.facts import DeviceNode
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.offers import offer_gpus
@@ -175,12 +176,8 @@ def _iommu_node(settings: Settings) -> DeviceNode | None:
 
 def remove_spec(path: str) -> None:
     """Remove a file of a claim; one that is not there is no error.  Raises CdiError."""
-    try:
+    with OsErrorAs(CdiError, "OCIGPU-CDI-8", f"remove {path}"), suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise CdiError("OCIGPU-CDI-8", f"remove {path}: {error.strerror}") from error
 
 
 def is_written(path: str) -> bool:

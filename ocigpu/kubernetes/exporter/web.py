@@ -16,7 +16,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, OsErrorAs
 from ocigpu.system.service import listen_tcp
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -79,11 +79,9 @@ class WebServer:
         self._probes: dict[asyncio.Task[None], float] = {}
         self._stop: Callable[[], object] | None = None
         self._begun = threading.Event()
-        try:
+        with OsErrorAs(HostError, "OCIGPU-KUBE-3", f"listen on {host or '*'}:{port}"):
             self._socket = listen_tcp(host, port, _BACKLOG)
             self._socket.setblocking(False)
-        except OSError as error:
-            raise HostError("OCIGPU-KUBE-3", f"listen on {host or '*'}:{port}: {error.strerror}") from error
         self.server_port = int(self._socket.getsockname()[1])
 
     def serve_forever(self) -> None:
