@@ -97,7 +97,14 @@ def create_host(
     say = progress or (lambda _line: None)
     old_umask = os.umask(0o022)  # an ordinary user must be able to read it all, whatever the caller's umask
     try:
-        _make_beside(target, machines, version, parts, say)
+        beside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", suffix=".ocigpu-sim", dir=target.parent))
+        try:
+            beside.chmod(0o755)
+            _make_host(beside, target, machines, version, parts, say)
+            beside.rename(target)  # replaces an empty directory, fails with ENOTEMPTY for any other (rename(2))
+        except BaseException:  # whatever it is, an interrupt too: it goes on after the half-made host is gone
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
         if faults:
             from ocigpu.sim.faults import apply_faults
 
@@ -160,34 +167,18 @@ def _check_target(directory: str) -> Path:
     return target
 
 
-def _make_beside(
-    target: Path, gpus: tuple[SimGpu, ...], version: str, parts: _Parts, say: Callable[[str], None]
-) -> None:
-    beside = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", suffix=".ocigpu-sim", dir=target.parent))
-    try:
-        beside.chmod(0o755)
-        _make_host(beside, target, gpus, version, parts, say)
-        beside.rename(target)  # replaces an empty directory, fails with ENOTEMPTY for any other (rename(2))
-    except BaseException:  # whatever it is, an interrupt too: it goes on after the half-made host is gone
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-
-
 def _make_host(
     root: Path, target: Path, gpus: tuple[SimGpu, ...], version: str, parts: _Parts, say: Callable[[str], None]
 ) -> None:
     first_card = choose_first_card()
     models: tuple[Model, ...] = (gpus[0].model, *parts.others)
-    nvidia = models[0].vendor == NVIDIA
     if not version:
         say("making the PCI bus, IOMMU groups and nodes of VFIO")
-        _make_driverless(root, target, gpus, parts)
-        return
-    marker = (
-        _make_nvidia(root, target, gpus, version, first_card, parts, say)
-        if nvidia
-        else {**_describe(models[0], version, "", real=False), "majors": {}, **_NO_FILES, "gpus": [], "notes": []}
-    )
+        marker = _make_driverless(root, target, gpus, parts)
+    elif models[0].vendor == NVIDIA:
+        marker = _make_nvidia(root, target, gpus, version, first_card, parts, say)
+    else:
+        marker = {**_describe(models[0], version, "", real=False), "majors": {}, **_NO_FILES, "gpus": [], "notes": []}
     for number, model in enumerate(models):
         if model.vendor != NVIDIA:
             say(f"making device nodes and /sys: {model.name}")
@@ -199,7 +190,7 @@ def _make_host(
     write_file(root / "config.toml", render_config(str(target)))
 
 
-def _make_driverless(root: Path, target: Path, gpus: tuple[SimGpu, ...], parts: _Parts) -> None:
+def _make_driverless(root: Path, target: Path, gpus: tuple[SimGpu, ...], parts: _Parts) -> dict[str, Any]:
     made = write_driverless(root, gpus, iommufd=parts.iommufd, real=parts.nodes)
     if _start_manager(root, gpus[0].model):  # it runs in the service machine: the host has the client's library
         version = gpus[0].model.driver_version
@@ -210,10 +201,7 @@ def _make_driverless(root: Path, target: Path, gpus: tuple[SimGpu, ...], parts: 
     write_file(root / "bmc-credentials", f"{redfish.USER}:{redfish.PASSWORD}\n", 0o600)
     described = [_describe_gpu(gpu) | describe_module(gpu) for gpu in gpus]
     marker = _describe(gpus[0].model, "", "", real=False) | _NO_FILES | {"gpus": described, "notes": []}
-    write_marker(root, marker | {"dri": False, "driver": "none"} | made)
-    for name in ("run", "tmp", "proc", "etc"):
-        (root / name).mkdir(exist_ok=True)
-    write_file(root / "config.toml", render_config(str(target)))
+    return marker | {"dri": False, "driver": "none"} | made
 
 
 def _start_manager(root: Path, model: Model) -> bool:

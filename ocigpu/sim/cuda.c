@@ -1,8 +1,6 @@
 /* The little of CUDA that says which GPUs there are; nothing can be computed on a simulated one. */
 #include "simhost.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* CUresult of cuda.h, with the words of cuGetErrorString. */
 #define RESULTS(X)                                                                  \
     X(SUCCESS, 0, "no error")                                                       \

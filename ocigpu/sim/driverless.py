@@ -99,7 +99,7 @@ def plan_functions(gpus: Sequence[SimGpu]) -> Iterable[SimFunction]:
         yield SimFunction(port, (), BRIDGE, (0x8086, 0x352A, 0, 0), "pcieport", 20 + gpu.index, node, bus)
         ids = (0x10DE, gpu.model.device_id, 0x10DE, gpu.model.subsystem_id)
         yield SimFunction(gpu.bus_id, (port,), GPU, ids, "vfio-pci", FIRST_GROUP + gpu.index, node, gpu=gpu)
-    if gpus[0].model.fabric and gpus[0].model.architecture == "9.0":
+    if gpus[0].model.has_nvswitch_nodes:
         yield from _plan_switches()
 
 

@@ -72,6 +72,11 @@ class Model:
     vendor: str = NVIDIA
 
     @property
+    def has_nvswitch_nodes(self) -> bool:
+        """From Blackwell on the switches are behind network bridges and have no nodes of the nvidia driver."""
+        return self.fabric and self.architecture == "9.0"
+
+    @property
     def compute_slices(self) -> int:
         """What the whole GPU has to give to MIG devices."""
         return max(profile.compute_slices for profile in self.mig_profiles)
@@ -182,7 +187,8 @@ def parse_mig_layouts(layouts: Sequence[str], model: Model, count: int) -> dict[
         if not colon:
             raise sim_error(f"MIG layout {quoted(layout)}: no GPU index", 'write "0:1g.10gb,3g.40gb" or "all:..."')
         if not model.mig_profiles:
-            raise sim_error(f"MIG layout {quoted(layout)}: a {model.name} has no MIG", _mig_models())
+            fitting = ", ".join(key for key, one in MODELS.items() if one.mig_profiles)
+            raise sim_error(f"MIG layout {quoted(layout)}: a {model.name} has no MIG", f"models with MIG: {fitting}")
         profiles = _find_profiles(layout, names, model)
         for index in _gpu_indices(layout, where.strip(), count):
             if index >= MAX_MIG_GPUS:
@@ -191,10 +197,6 @@ def parse_mig_layouts(layouts: Sequence[str], model: Model, count: int) -> dict[
                 raise sim_error(f"MIG layout {quoted(layout)}: GPU {index} already has a layout")
             result[index] = profiles
     return result
-
-
-def _mig_models() -> str:
-    return f"models with MIG: {', '.join(key for key, model in MODELS.items() if model.mig_profiles)}"
 
 
 def _gpu_indices(layout: str, where: str, count: int) -> range:

@@ -76,12 +76,7 @@ def free_majors(proc_devices: str = "/proc/devices") -> list[int]:
 def choose_majors(gpu: SimGpu, proc_devices: str = "/proc/devices") -> Majors:
     """Return the first of :func:`free_majors` for NVIDIA's driver."""
     uvm, caps, nvlink, imex, nvswitch = free_majors(proc_devices)[:NVIDIA_MAJORS]
-    return Majors(uvm, caps, nvlink, imex if gpu.model.imex else 0, nvswitch if _has_nvswitches(gpu) else 0)
-
-
-def _has_nvswitches(gpu: SimGpu) -> bool:
-    # From Blackwell on the switches are behind network bridges and have no nodes of the nvidia driver.
-    return gpu.model.fabric and gpu.model.architecture == "9.0"
+    return Majors(uvm, caps, nvlink, imex if gpu.model.imex else 0, nvswitch if gpu.model.has_nvswitch_nodes else 0)
 
 
 def choose_first_card(dev_dri: str = "/dev/dri") -> int:

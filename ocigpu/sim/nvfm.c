@@ -9,8 +9,6 @@
 #include <sys/file.h>
 #include <time.h>
 
-#define EXPORT __attribute__((visibility("default")))
-
 enum { OK = 0, BADPARAM = -1, GENERIC_ERROR = -2, NOT_SUPPORTED = -3, UNINITIALIZED = -4, VERSION_MISMATCH = -6,
        IN_USE = -7, NOT_CONFIGURED = -8, CONNECTION_NOT_VALID = -9 };
 enum { MOST_GPUS = 16, MOST_PARTITIONS = 64, MOST_SWITCHES = 12, RESTART_SECONDS = 60, MOST_STATE = 16 << 10 };
@@ -40,7 +38,7 @@ enum { PARAMS_1 = 0x0100010C, PARAMS_2 = 0x02000110 };
 
 /* The manager, as its file says. */
 static struct {
-    int up, mode, only_v1, epoch, slow;
+    long down, mode, only_v1, epoch, slow;
     long restarted; /* when it began to wait for the activated list, 0: it does not, 1: since the next call */
     char listens[256];
     int lacks[MOST_GPUS + 1]; /* NVLinks, by physical id */
@@ -49,7 +47,15 @@ static struct {
 } fm;
 static int initialised;
 
-struct connection { int epoch; };
+/* Lines of a word and a number, or of the word alone. */
+static const struct { const char *name; long *value; int alone; } words[] = {
+    {"mode", &fm.mode, 0}, {"epoch", &fm.epoch, 0}, {"slow", &fm.slow, 0}, {"restarted", &fm.restarted, 0},
+    {"old", &fm.only_v1, 1}, {"down", &fm.down, 1},
+};
+
+enum { WORDS = sizeof words / sizeof *words };
+
+struct connection { long epoch; };
 
 static int state_file(void) {
     int fd = open(SIM_BELOW("/fabric-manager"), O_RDWR | O_CLOEXEC);
@@ -72,20 +78,11 @@ static void read_line(const char *line) {
     const char *rest = line + length + (line[length] == ' ');
 
     snprintf(word, sizeof word, "%.*s", length, line);
-    if (strcmp(word, "mode") == 0)
-        fm.mode = sim_number(&rest);
-    else if (strcmp(word, "epoch") == 0)
-        fm.epoch = sim_number(&rest);
-    else if (strcmp(word, "down") == 0)
-        fm.up = 0;
-    else if (strcmp(word, "old") == 0)
-        fm.only_v1 = 1;
-    else if (strcmp(word, "slow") == 0)
-        fm.slow = sim_number(&rest);
-    else if (strcmp(word, "listens") == 0)
+    for (int i = 0; i < WORDS; i++)
+        if (strcmp(word, words[i].name) == 0)
+            *words[i].value = words[i].alone ? 1 : atol(rest);
+    if (strcmp(word, "listens") == 0)
         snprintf(fm.listens, sizeof fm.listens, "%s", rest);
-    else if (strcmp(word, "restarted") == 0)
-        fm.restarted = atol(rest);
     else if (strcmp(word, "partition") == 0 && fm.partitions < MOST_PARTITIONS) {
         fm.partition[fm.partitions].id = sim_number(&rest);
         fm.partition[fm.partitions].links = sim_number(&rest);
@@ -98,30 +95,23 @@ static void read_line(const char *line) {
         at = sim_number(&rest);
         if (at >= 0 && at <= MOST_GPUS)
             fm.lacks[at] = sim_number(&rest);
-    } else if ((at = find(sim_number(&rest))) >= 0) {
-        if (strcmp(word, "active") == 0)
-            fm.partition[at].active = 1;
-        else if (strcmp(word, "fails") == 0)
-            fm.partition[at].failure = sim_number(&rest);
-    }
+    } else if (strcmp(word, "active") == 0 && (at = find(sim_number(&rest))) >= 0)
+        fm.partition[at].active = 1;
+    else if (strcmp(word, "fails") == 0 && (at = find(sim_number(&rest))) >= 0)
+        fm.partition[at].failure = sim_number(&rest);
 }
 
 static void load(int fd) {
     static char text[MOST_STATE];
     ssize_t size = fd < 0 ? 0 : pread(fd, text, sizeof text - 1, 0);
-    char *line, *end;
+    const char *line;
+    char *rest = text;
 
     memset(&fm, 0, sizeof fm);
-    fm.up = size > 0;
+    fm.down = size <= 0;
     text[size < 0 ? 0 : size] = 0;
-    for (line = text; *line; line = end) {
-        end = strchr(line, '\n');
-        if (end)
-            *end++ = 0;
-        else
-            end = line + strlen(line);
+    while ((line = sim_next_line(&rest, "")))
         read_line(line);
-    }
 }
 
 static void store(int fd) {
@@ -129,17 +119,11 @@ static void store(int fd) {
     int size = 0;
 
 #define LINE(...) size += snprintf(text + size, sizeof text - (size_t)size, __VA_ARGS__)
-    LINE("mode %d\nepoch %d\n", fm.mode, fm.epoch);
-    if (!fm.up)
-        LINE("down\n");
-    if (fm.only_v1)
-        LINE("old\n");
-    if (fm.slow)
-        LINE("slow %d\n", fm.slow);
+    for (int i = 0; i < WORDS; i++)
+        if (*words[i].value)
+            LINE(words[i].alone ? "%s\n" : "%s %ld\n", words[i].name, *words[i].value);
     if (*fm.listens)
         LINE("listens %s\n", fm.listens);
-    if (fm.restarted)
-        LINE("restarted %ld\n", fm.restarted);
     for (int i = 0; i <= MOST_GPUS; i++)
         if (fm.lacks[i])
             LINE("lacks %d %d\n", i, fm.lacks[i]);
@@ -155,17 +139,17 @@ static void store(int fd) {
     }
 #undef LINE
     if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)size, 0) != size)
-        fm.up = 0;
+        fm.down = 1;
 }
 
 /* What a manager that was restarted with FABRIC_MODE_RESTART=1 does when time passes: it ends after its minute. */
 static void pass_time(int fd) {
-    if (!fm.up || !fm.restarted)
+    if (fm.down || !fm.restarted)
         return;
     if (fm.restarted == 1)
         fm.restarted = (long)time(NULL);
     else if (time(NULL) - fm.restarted >= RESTART_SECONDS)
-        fm.up = 0;
+        fm.down = 1;
     else
         return;
     store(fd);
@@ -183,7 +167,7 @@ static int begin(void *handle, int *fd, int waiting) {
     *fd = state_file();
     load(*fd);
     pass_time(*fd);
-    if (!fm.up || connection->epoch != fm.epoch)
+    if (fm.down || connection->epoch != fm.epoch)
         code = CONNECTION_NOT_VALID;
     else if (fm.mode == 0)
         code = NOT_SUPPORTED;
@@ -263,7 +247,7 @@ EXPORT int fmConnect(struct connect_params *params, void **handle) {
         return BADPARAM;
     snprintf(address, sizeof address, "%s:%s%s", (const char *[]){"", "tcp", "unix", "vsock"}[type], params->address,
              type == ADDRESS_INET && !strchr(params->address, ':') ? ":6666" : "");
-    if (!fm.up || (*fm.listens && strcmp(fm.listens, address) != 0))
+    if (fm.down || (*fm.listens && strcmp(fm.listens, address) != 0))
         return CONNECTION_NOT_VALID;
     struct connection *made = calloc(1, sizeof *made);
     if (!made)

@@ -9,8 +9,6 @@
  */
 #include "simhost.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 /* nvmlReturn_t, and what nvmlErrorString says. */
 #define CODES(X)                                                                                                \
     X(SUCCESS, 0, "Success")                                                                                    \
@@ -58,43 +56,12 @@ static struct handle instances[SIM_MOST_GPUS][SIM_GIS][1 + SIM_CIS]; /* first th
 static int references;
 static int lost[SIM_MOST_GPUS], mig_pending[SIM_MOST_GPUS], mig_busy[SIM_MOST_GPUS], no_persistence;
 
-/* Read a small file, at most size - 1 bytes of it; return its text, NULL when there is none. */
-static char *read_text(const char *path, char *text, size_t size) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t got;
-
-    if (fd < 0)
-        return NULL;
-    got = read(fd, text, size - 1);
-    close(fd);
-    text[got > 0 ? got : 0] = 0;
-    return text;
-}
-
-/* Return what is behind a word at the start of the next line that has it, NULL for none; *text is then behind that
- * line, NULL behind one without an end. */
-static const char *next_line(char **text, const char *word) {
-    while (*text && **text) {
-        char *line = *text, *end = strchr(line, '\n');
-
-        if (end)
-            *end = 0;
-        *text = end ? end + 1 : NULL;
-        if (strncmp(line, word, strlen(word)) == 0)
-            return line + strlen(word);
-    }
-    return NULL;
-}
-
-#define EACH_LINE(path, word, rest)             \
-    for (char lines[4096], *text = read_text(SIM_BELOW(path), lines, sizeof lines); (rest = next_line(&text, word));)
-
 /* Fill what the lines of the file of faults that have a word say of GPUs. */
 static void read_marks(const char *word, int *marks) {
     const char *rest;
 
     memset(marks, 0, SIM_MOST_GPUS * sizeof *marks);
-    EACH_LINE("/faults", word, rest) {
+    SIM_EACH_LINE("/faults", word, rest) {
         unsigned int gpu = (unsigned int)sim_number(&rest);
 
         if (gpu < SIM_MOST_GPUS)
@@ -107,16 +74,16 @@ static int read_faults(void) {
     const char *rest;
     int code = 0;
 
-    EACH_LINE("/faults", "hang", rest)
+    SIM_EACH_LINE("/faults", "hang", rest)
         while (!*rest)
             pause();
     read_marks("lost ", lost);
     read_marks("mig-pending ", mig_pending);
     read_marks("mig-busy ", mig_busy);
     no_persistence = 0;
-    EACH_LINE("/faults", "no-persistence", rest)
+    SIM_EACH_LINE("/faults", "no-persistence", rest)
         no_persistence |= !*rest;
-    EACH_LINE("/faults", "init ", rest)
+    SIM_EACH_LINE("/faults", "init ", rest)
         code = sim_number(&rest);
     return code;
 }
@@ -586,7 +553,7 @@ static unsigned int instance(const char **text) {
 static int find_xid(int wanted, unsigned int *gpu, struct event_data *event) {
     const char *rest;
 
-    EACH_LINE("/faults", "xid ", rest) {
+    SIM_EACH_LINE("/faults", "xid ", rest) {
         if (wanted-- > 0 || !text)
             continue;
         *gpu = instance(&rest);

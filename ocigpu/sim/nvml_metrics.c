@@ -11,7 +11,7 @@ static unsigned int load_of(int gpu) {
     const char *rest;
     int load = 0;
 
-    EACH_LINE("/load", "load ", rest)
+    SIM_EACH_LINE("/load", "load ", rest)
         if (sim_number(&rest) == gpu)
             load = sim_number(&rest);
     return load > 100 ? 100 : (unsigned int)load;
@@ -55,7 +55,7 @@ static unsigned int list_processes(device_t device, unsigned int most, struct pr
     unsigned int found = 0;
     const char *rest;
 
-    EACH_LINE("/load", "process ", rest) {
+    SIM_EACH_LINE("/load", "process ", rest) {
         unsigned int pid, mib, percent, gi;
 
         if (sim_number(&rest) != device->gpu)
@@ -80,7 +80,7 @@ static int used_by_process(int gpu, int gi) {
     const char *rest;
     int used = 0;
 
-    EACH_LINE("/load", "process ", rest) {
+    SIM_EACH_LINE("/load", "process ", rest) {
         if (sim_number(&rest) != gpu)
             continue;
         for (int i = 0; i < 3; i++)

@@ -17,6 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define EXPORT __attribute__((visibility("default")))
+
 enum { SIM_MOST_GPUS = 64, SIM_MOST_PROFILES = 16, SIM_MIG_SIZE = 48 << 10, SIM_PATH = 4400 };
 
 struct sim_gpu {
@@ -82,10 +84,42 @@ static int sim_number(const char **text) {
     return sign ? -value : value;
 }
 
+/* Read a small file, at most size - 1 bytes of it; return its text, NULL when there is none. */
+static char *sim_read_text(const char *path, char *text, size_t size) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ssize_t got;
+
+    if (fd < 0)
+        return NULL;
+    got = read(fd, text, size - 1);
+    close(fd);
+    text[got > 0 ? got : 0] = 0;
+    return text;
+}
+
+/* Return what is behind a word at the start of the next line that has it, NULL for none; *text is then behind that
+ * line, NULL behind one without an end. */
+static const char *sim_next_line(char **text, const char *word) {
+    while (*text && **text) {
+        char *line = *text, *end = strchr(line, '\n');
+
+        if (end)
+            *end = 0;
+        *text = end ? end + 1 : NULL;
+        if (strncmp(line, word, strlen(word)) == 0)
+            return line + strlen(word);
+    }
+    return NULL;
+}
+
+#define SIM_EACH_LINE(path, word, rest)                                                 \
+    for (char lines[4096], *text = sim_read_text(SIM_BELOW(path), lines, sizeof lines); \
+         (rest = sim_next_line(&text, word));)
 /* Read how the GPUs are cut, and return whether that has changed: lines "mode GPU 0|1", "pending GPU 0|1" (the mode
  * after a reset) and "mig" with the numbers of struct sim_instance and a UUID. */
 static int sim_load(void) {
     static char text[sizeof sim_last];
+    char *rest = text;
     const char *line;
     ssize_t size = 0, got;
     int fd = open(SIM_BELOW(SIM_STATE), O_RDONLY | O_CLOEXEC);
@@ -107,9 +141,9 @@ static int sim_load(void) {
     sim_count = 0;
     memset(sim_mig_mode, 0, sizeof sim_mig_mode);
     memset(sim_mig_pending, -1, sizeof sim_mig_pending);
-    for (line = text; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+    while ((line = sim_next_line(&rest, ""))) {
         struct sim_instance *item = &sim_instances[sim_count];
-        int *field, gpu, length;
+        int *field, gpu;
 
         if (strncmp(line, "mode ", 5) == 0) {
             line += 5;
@@ -124,8 +158,7 @@ static int sim_load(void) {
         } else if (strncmp(line, "mig ", 4) == 0 && sim_count < SIM_MOST) {
             for (line += 4, field = &item->gpu; field <= &item->ci_start; field++)
                 *field = sim_number(&line);
-            length = (int)strcspn(line, "\n");
-            snprintf(item->uuid, sizeof item->uuid, "%.*s", length, line);
+            snprintf(item->uuid, sizeof item->uuid, "%s", line);
             sim_count += item->gpu < sim_table.gpus && item->gi < SIM_GIS && item->ci < SIM_CIS;
         }
     }

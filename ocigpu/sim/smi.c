@@ -219,7 +219,7 @@ static int reset_mig(const int *chosen) {
 /* Reset GPUs, of a list by commas, all without one: a MIG mode that waits for it is in force then, and MIG devices are
  * gone. As the real one, not while a process uses one of them. */
 static int reset_gpus(const char *selected) {
-    char names[1024] = "", load[4096], *rest = names, *name;
+    char names[1024] = "", *rest = names, *name;
     int chosen[SIM_MOST_GPUS] = {0}, i, gpu;
     const char *line;
 
@@ -234,15 +234,7 @@ static int reset_gpus(const char *selected) {
         }
         chosen[view.gpu[i]] = 1;
     }
-    i = open(SIM_BELOW("/load"), O_RDONLY | O_CLOEXEC);
-    gpu = i < 0 ? 0 : (int)read(i, load, sizeof load - 1);
-    if (i >= 0)
-        close(i);
-    load[gpu > 0 ? gpu : 0] = 0;
-    for (line = load; line && *line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        if (strncmp(line, "process ", 8) != 0)
-            continue;
-        line += 8;
+    SIM_EACH_LINE("/load", "process ", line) {
         gpu = sim_number(&line);
         if (gpu >= 0 && gpu < SIM_MOST_GPUS && chosen[gpu]) {
             printf("The following GPUs could not be reset:\n  GPU 00000000:%02X:00.0: In use by another client\n",
