@@ -87,8 +87,6 @@ def demo_command(
             _say("this machine has an NVIDIA driver: its own GPUs are used")
         else:
             _say("this machine has no NVIDIA driver: a simulated host is made")
-            if not keep:
-                cleanup.callback(_remove_host, f"{directory}/host")
             config = _create_host(f"{directory}/host", gpus, model)
         settings = read_settings(config)
         facts = read_host_facts(settings)
@@ -132,8 +130,7 @@ def _check(holds: bool, claim: str, found: str = "") -> None:
 
 def _find_shim(named: str) -> str:
     beside = [os.path.join(os.path.dirname(program), "ocigpu-runtime") for program in (sys.argv[0], sys.executable)]
-    found = (path for path in beside if path.startswith("/") and os.access(path, os.X_OK))
-    path = named or next(found, beside[-1])
+    path = named or next((path for path in beside if path[:1] == "/" and os.access(path, os.X_OK)), beside[-1])
     if not os.access(path, os.X_OK):
         raise OcigpuError("OCIGPU-DEMO-1", f"{path}: no shim there", "name it: ocigpu demo --runtime-path PATH")
     return os.path.abspath(path)
@@ -170,13 +167,6 @@ def _create_host(root: str, gpus: int, model: str) -> str:
     if describe_host(root)["nodes"] != "real":
         raise OcigpuError("OCIGPU-DEMO-1", "mknod is not permitted here: there are no device nodes to give")
     return config
-
-
-def _remove_host(root: str) -> None:
-    from ocigpu.sim.made import remove_host
-
-    if os.path.isdir(root):
-        remove_host(root)
 
 
 # What it shows

@@ -4,28 +4,30 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, TypeAdapter
 
 from ocigpu.cli import show
-from ocigpu.core.errors import OcigpuError, printable, quoted
+from ocigpu.core.errors import OcigpuError, OsErrorAs, printable, quoted
 from ocigpu.system.trace import MAX_FILE
 
 MAX_LINE = 64 << 10
 """Bytes of a line that is looked at; ours are shorter."""
 MAX_DEPTH = 100
-_TEXTS = ("time", "process", "container", "action", "path", "reason", "result")
+Number = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
 
 
 class TracedStep(NamedTuple):
     """One line of a trace; ``ns`` and ``took`` in nanoseconds."""
 
     time: str
-    ns: int
-    took: int
+    ns: Number
+    took: Number
     process: str
-    pid: int
+    pid: Number
     container: str
-    depth: int
+    depth: Annotated[int, Field(strict=True, ge=0, le=MAX_DEPTH)]
     action: str
     path: str
     reason: str
@@ -36,6 +38,9 @@ class TracedStep(NamedTuple):
     @property
     def end(self) -> int:
         return self.ns + self.took
+
+
+_STEP = TypeAdapter(TracedStep)
 
 
 class Start(NamedTuple):
@@ -69,37 +74,25 @@ def read_starts(path: str, container: str = "") -> tuple[list[Start], int]:
     """
     steps = []
     unreadable = 0
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > 2 * MAX_FILE:
-                raise OcigpuError("OCIGPU-TRC-1", f"trace {path}: larger than any that is written")
-            while line := file.readline(MAX_LINE):
-                step = parse_step(line)
-                if step is None:
-                    unreadable += 1
-                elif step.container.startswith(container):
-                    steps.append(step)
-    except OSError as error:
-        raise OcigpuError("OCIGPU-TRC-1", f"trace {path}: {error.strerror}") from error
+    with OsErrorAs(OcigpuError, "OCIGPU-TRC-1", f"trace {path}"), open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size > 2 * MAX_FILE:
+            raise OcigpuError("OCIGPU-TRC-1", f"trace {path}: larger than any that is written")
+        while line := file.readline(MAX_LINE):
+            step = parse_step(line)
+            if step is None:
+                unreadable += 1
+            elif step.container.startswith(container):
+                steps.append(step)
     return group_steps(steps), unreadable
 
 
 def parse_step(line: bytes) -> TracedStep | None:
     """Return the step of a line, None for anything else."""
     try:
-        data: Any = json.loads(line)
-        texts = {name: data[name] for name in _TEXTS}
-        more = {name: data.get(name, "") for name in ("detail", "message")}
-        numbers = {name: data[name] for name in ("ns", "took", "pid", "depth")}
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        data = json.loads(line)
+        return _STEP.validate_python({name: data[name] for name in TracedStep._fields if name in data})
+    except (ValueError, RecursionError, TypeError):  # pydantic's ValidationError is the first
         return None
-    if not all(isinstance(text, str) for text in (*texts.values(), *more.values())):
-        return None
-    if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers.values()):
-        return None
-    if numbers["depth"] > MAX_DEPTH:
-        return None
-    return TracedStep(**texts, **more, **numbers)
 
 
 def group_steps(steps: Iterable[TracedStep]) -> list[Start]:
@@ -169,9 +162,7 @@ def find_outcome(start: Start) -> tuple[str, str]:
 def find_slowest(start: Start, number: int = 5) -> list[TracedStep]:
     """Return the steps that took longest, without those that consist of others and the wait for the runtime."""
     leaves = []
-    after: dict[
-        int, TracedStep
-    ] = {}  # by process, the step that began next: an inner one begins before its outer one ends
+    after: dict[int, TracedStep] = {}  # by process, the step that began next: an inner one begins before the outer ends
     for step in reversed(start.steps):
         following = after.get(step.pid)
         inner = following is not None and following.depth > step.depth and following.ns < step.end
@@ -202,7 +193,11 @@ def trace_command(file: str, container: str = "") -> "show.Answer":
     yield {"file": file, "unreadable": unreadable, "starts": [_start_data(start) for start in starts]}
     shown = starts if container else starts[-1:]
     if len(starts) > len(shown):
-        _show_list(starts)
+        rows = [
+            (one.container, one.steps[0].time, _ms(one.took), str(len(one.steps)), find_outcome(one)[0])
+            for one in starts
+        ]
+        show.table(("container", "time", "ms", "steps", "result"), rows, fold=False)
         print()
     for position, start in enumerate(shown):
         if position:
@@ -211,14 +206,6 @@ def trace_command(file: str, container: str = "") -> "show.Answer":
     if unreadable:
         print()
         show.notes([f"{show.count(unreadable, 'line')} could not be read"])
-
-
-def _show_list(starts: list[Start]) -> None:
-    rows = [
-        (start.container, start.steps[0].time, _ms(start.took), str(len(start.steps)), find_outcome(start)[0])
-        for start in starts
-    ]
-    show.table(("container", "time", "ms", "steps", "result"), rows, fold=False)
 
 
 def _show_start(start: Start) -> None:

@@ -14,8 +14,8 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment, Table, Whitespace
 
-from ocigpu.core.errors import SettingsError, printable, quoted
-from ocigpu.core.settings import CAPABILITIES, KEYS, LOG_LEVELS, Key
+from ocigpu.core.errors import OsErrorAs, SettingsError, printable, quoted
+from ocigpu.core.settings import CAPABILITIES, KEYS, Key
 from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.system.settings_file import MAX_BYTES, parse_toml
 
@@ -33,6 +33,7 @@ class VendorKey(NamedTuple):
 
     ``default``, ``sample``: its value in a file of defaults, as a setting or as a comment; None: it is not there.
     ``convert``: name of what returns our value for one of theirs (:data:`CONVERTERS`); ``remark``: what differs here.
+    ``values``: ours by theirs, where only some are values; ``refused``: why others are none, "" for any.
     """
 
     name: str
@@ -43,6 +44,8 @@ class VendorKey(NamedTuple):
     reason: str = ""
     convert: str = ""
     remark: str = ""
+    values: dict[str, str] = {}
+    refused: dict[str, str] = {}
 
 
 def _path(value: str) -> str:
@@ -71,30 +74,6 @@ def _capabilities(value: str) -> str:
     return ",".join(names)
 
 
-_LEVELS = {"panic": "error", "fatal": "error", "warn": "warning", "trace": "debug"}
-
-
-def _level(value: str) -> str:
-    level = _LEVELS.get(value.lower(), value.lower())
-    if level not in LOG_LEVELS:
-        raise NoValueError("no level of a log")
-    return level
-
-
-def _mode(value: str) -> str:
-    if value == "csv":
-        raise NoValueError("for such a host (Tegra): ocigpu cdi generate --mode csv, then mode = cdi")
-    if value not in ("auto", "legacy", "cdi", "jit-cdi"):
-        raise NoValueError("no mode of NVIDIA's runtime")
-    return value
-
-
-def _compat(value: str) -> str:
-    if value not in ("disabled", "hook", "ldconfig", "mount"):
-        raise NoValueError("none of disabled, hook, ldconfig, mount")
-    return "disabled" if value == "disabled" else "ldconfig"
-
-
 def _names(value: list[str]) -> list[str]:
     if not all(value):
         raise NoValueError("has an empty entry")
@@ -111,9 +90,7 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "log": _log,
     "ldconfig": _ldconfig,
     "capabilities": _capabilities,
-    "level": _level,
-    "mode": _mode,
-    "compat": _compat,
+    "lower": str.lower,
     "names": _names,
     "paths": _paths,
 }
@@ -159,11 +136,8 @@ class Import(NamedTuple):
 
 def import_file(path: str) -> Import:
     """Return what of the toolkit's file is a setting here; raises as :func:`import_settings` does."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SettingsError("OCIGPU-SET-1", f"read {path}: {error.strerror}", "") from error
+    with OsErrorAs(SettingsError, "OCIGPU-SET-1", f"read {path}", ""), open(path, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
     return import_settings(data, path)
 
 
@@ -211,6 +185,9 @@ def _import_key(
     if key.ours:
         try:
             ours = CONVERTERS[key.convert](value)
+            if key.values and ours not in key.values:
+                raise NoValueError(key.refused.get(ours) or key.refused[""])
+            ours = key.values.get(ours, ours) if key.values else ours
             _check_ours(key.ours, ours)
         except NoValueError as error:
             reason = str(error)
