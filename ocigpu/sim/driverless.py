@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.gpus.vfio.identity import BOARDS, INVERTED, PIN_BIT, PINS
 from ocigpu.gpus.vfio.reset import find_family
-from ocigpu.sim.files import pci_regions, read_tables, write_file
+from ocigpu.sim.files import pci_regions, read_tables, write_file, write_files
 from ocigpu.sim.models import CPUS_OF_NODE, SimGpu, numa_node, sim_error
 from ocigpu.sim.nodes import NVSWITCHES, SimNode, free_majors, make_nodes
 
@@ -118,24 +118,11 @@ def _plan_switches() -> Iterable[SimFunction]:
 
 def _write_function(root: Path, one: SimFunction) -> None:
     device = root / one.directory
-    vendor, number, subvendor, subsystem = one.ids
-    files = {
-        "vendor": f"{vendor:#06x}",
-        "device": f"{number:#06x}",
-        "subsystem_vendor": f"{subvendor:#06x}",
-        "subsystem_device": f"{subsystem:#06x}",
-        "class": f"{one.pci_class:#08x}",
-        "revision": "0xa1",
-        "numa_node": str(one.node),
-        "local_cpulist": f"{one.node * CPUS_OF_NODE}-{(one.node + 1) * CPUS_OF_NODE - 1}",
-        "current_link_speed": "32.0 GT/s PCIe",
-        "current_link_width": "16",
-        "power/runtime_status": "active",
-    }
-    for name, text in files.items():
-        write_file(device / name, f"{text}\n", 0o444)
-    write_file(device / "driver_override", "vfio-pci\n" if one.driver == "vfio-pci" else "(null)\n")
-    write_file(device / "power/control", "auto\n")
+    ids = zip(("vendor", "device", "subvendor", "subsystem"), (f"{number:#06x}" for number in one.ids), strict=True)
+    cpus = f"{one.node * CPUS_OF_NODE}-{(one.node + 1) * CPUS_OF_NODE - 1}"
+    override = "vfio-pci" if one.driver == "vfio-pci" else "(null)"
+    own = {"directory": one.directory, "class": f"{one.pci_class:#08x}", "node": one.node, "cpus": cpus}
+    write_files(root, "function", {**dict(ids), **own, "override": override})
     write_file(device / "config", bridge_config(one) if one.secondary else endpoint_config(one))
     if one.pci_class in (GPU, NVSWITCH):
         write_file(device / "reset", "", 0o200)
