@@ -53,6 +53,7 @@ class ModuleImage:
         is_package = path.endswith("/__init__.py")
         spec = ModuleSpec(name, self, origin=path, is_package=is_package)  # type: ignore[arg-type]
         spec.has_location = True
+        spec.cached = self.path  # else the name of a file in __pycache__ is made for each module
         if is_package:
             spec.submodule_search_locations = [path[: -len("/__init__.py")]]
         return spec
