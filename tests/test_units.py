@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.product import PROGRAMS, REPOSITORY
 
-from ocigpu.cdi.refresh import DEFAULT_OUTPUT
+from ocigpu.cdi.write import DEFAULT_OUTPUT
 from ocigpu.cli.main import main
 from ocigpu.kubernetes.mig_node import BOOT_FILE
 

@@ -5,7 +5,7 @@ import os
 from ocigpu.cdi.document import read_document
 from ocigpu.cdi.generate import Generated, Part, generate_host
 from ocigpu.cdi.versions import is_older, parse_version
-from ocigpu.cdi.write import target_of, with_suffix, write_spec
+from ocigpu.cdi.write import DEFAULT_OUTPUT, target_of, with_suffix, write_spec
 from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.record import NamedTuple
@@ -19,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
-"""Below /run, as with the vendor's service: after a reboot no engine finds the specification of before."""
 ANNOTATED, LOWEST = "0.6.0", "0.5.0"
 """Our files need the first, for their annotation; without it the second (generate.py)."""
 _LOCK = "refresh.lock"

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ocigpu.cdi.refresh import DEFAULT_OUTPUT, refresh
-from ocigpu.cdi.write import target_of
+from ocigpu.cdi.refresh import refresh
+from ocigpu.cdi.write import DEFAULT_OUTPUT, target_of
 from ocigpu.core.errors import OcigpuError, SettingsError, printable
 from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.core.vendors import VENDORS

@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+DEFAULT_OUTPUT = "/var/run/cdi/nvidia.yaml"
+"""Below /run, as with the vendor's service: after a reboot no engine finds the specification of before."""
 EXTENSIONS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 FORMATS = ("yaml", "json")
 _FIELDS = (

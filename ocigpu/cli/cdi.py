@@ -5,11 +5,7 @@ import sys
 from itertools import chain, groupby, pairwise, repeat
 
 from ocigpu.cdi.check import Checked, check_spec
-from ocigpu.cdi.compare import edit_rows
-from ocigpu.cdi.document import parse_document, read_document
 from ocigpu.cdi.generate import merge_edits
-from ocigpu.cdi.registry import Registry, read_registry
-from ocigpu.cdi.transform import SIDES, transform_root
 from ocigpu.cdi.values import MAX_BYTES
 from ocigpu.cdi.versions import minimum_version
 from ocigpu.cdi.write import FORMATS, dump, target_of, write_spec
@@ -25,6 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
+
+    from ocigpu.cdi.registry import Registry
 
 STANDARD_INPUT = "-"
 
@@ -76,6 +74,8 @@ def file_state(annotations: "dict[str, Any]", settings: Settings) -> SpecState:
 
 def check_file(path: str) -> Checked:
     """Return the checked content of a file, or of standard input for "-"; raises CdiError OCIGPU-CDI-2."""
+    from ocigpu.cdi.document import parse_document, read_document
+
     if path == STANDARD_INPUT:
         return check_spec(parse_document(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"))
     return check_spec(read_document(path)[0])
@@ -96,7 +96,7 @@ def file_name(path: str) -> str:
     return "standard input" if path == STANDARD_INPUT else path
 
 
-def find_overlaps(registry: Registry) -> list[Overlap]:
+def find_overlaps(registry: "Registry") -> list[Overlap]:
     """Return which devices are defined twice: the last directory that defines one wins, two files there conflict."""
     pairs = [("conflict", *pair, name) for name, paths in registry.conflicts() for pair in pairwise(paths)]
     pairs += [("shadowed", path, by, name) for name, path, by in registry.shadowed()]
@@ -195,6 +195,8 @@ def list_command(
     strict: bool = False,
     quiet: bool = False,
 ) -> "show.Answer":
+    from ocigpu.cdi.registry import read_registry
+
     settings = settings_with_dirs(config, spec_dir)
     registry = read_registry(settings)
     states = {spec.path: file_state(spec.annotations, settings) for spec in registry.specs}
@@ -223,7 +225,7 @@ def list_command(
         say(f"{path}: {state.describe()}" for path, state in states.items() if state.word == "stale")
 
 
-def device_rows(registry: Registry, states: dict[str, SpecState]) -> list[Row]:
+def device_rows(registry: "Registry", states: dict[str, SpecState]) -> list[Row]:
     """Return a row for each definition of a device, sorted by name, the one that counts first."""
     conflicts = dict(registry.conflicts())
     shadows = {(name, file): by for name, file, by in registry.shadowed()}
@@ -241,6 +243,9 @@ def device_rows(registry: Registry, states: dict[str, SpecState]) -> list[Row]:
 
 
 def show_command(what: str, spec_dir: list[str] | None = None, config: str = "") -> "show.Answer":
+    from ocigpu.cdi.compare import edit_rows
+    from ocigpu.cdi.registry import read_registry
+
     settings = settings_with_dirs(config, spec_dir)
     if not is_qualified(what):
         if "/" not in what and what != STANDARD_INPUT and not os.path.lexists(what):
@@ -261,6 +266,8 @@ def show_command(what: str, spec_dir: list[str] | None = None, config: str = "")
 
 def _show_file(path: str, spec: "dict[str, Any]", settings: Settings) -> None:
     from textwrap import wrap
+
+    from ocigpu.cdi.compare import edit_rows
 
     state = file_state(spec.get("annotations") or {}, settings)
     names = [device["name"] for device in spec["devices"]]
@@ -306,6 +313,8 @@ def transform_root_command(
     output: str = "",
     format_: str = "",
 ) -> None:
+    from ocigpu.cdi.transform import SIDES, transform_root
+
     if relative_to not in SIDES:
         raise invalid_value("--relative-to", "value", relative_to, SIDES)
     for option, root in (("--from", from_), ("--to", to)):

@@ -6,12 +6,9 @@ Names, aliases and variables of the options, which ``ocigpu watch`` has too, are
 
 import os
 
-from ocigpu.cdi.compare import compare_specs
 from ocigpu.cdi.hook_words import HOOK_NAMES
-from ocigpu.cdi.refresh import DEFAULT_OUTPUT, generate_for, refresh
-from ocigpu.cdi.registry import read_registry
 from ocigpu.cdi.versions import EARLIEST, VERSIONS, parse_version
-from ocigpu.cdi.write import with_suffix
+from ocigpu.cdi.write import DEFAULT_OUTPUT, with_suffix
 from ocigpu.cli import show
 from ocigpu.cli.arguments import takes
 from ocigpu.cli.cdi import (
@@ -34,6 +31,7 @@ from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES, GenerateOpt
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
 
 ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"
@@ -164,12 +162,16 @@ def _collisions(path: str, settings: Settings) -> list[str]:
     """Return what other files do to the devices of the file just written, if it is in a directory of specifications."""
     if not path or os.path.dirname(path := os.path.abspath(path)) not in settings.cdi_spec_dirs:
         return []
+    from ocigpu.cdi.registry import read_registry
+
     overlaps = find_overlaps(read_registry(settings))
     return [overlap.describe() for overlap in overlaps if path in (overlap.file, overlap.by)]
 
 
 @takes(read_generate_request)
 def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT) -> "show.Answer":
+    from ocigpu.cdi.compare import compare_specs
+    from ocigpu.cdi.refresh import generate_for
     from ocigpu.gpus.fingerprint import stale_reasons
 
     old = read_valid_spec(file)
@@ -214,6 +216,8 @@ def newest_for_engines(path: str, settings: Settings) -> str:
 
 @takes(read_generate_request)
 def refresh_command(request: GenerateRequest, output: str = "", quiet: bool = False) -> "show.Answer":
+    from ocigpu.cdi.refresh import refresh
+
     check_output(output)
     with show.Progress("still reading this host's devices: NVML can take a while to answer"):
         target = output or DEFAULT_OUTPUT

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from ocigpu.cdi.refresh import DEFAULT_OUTPUT
+from ocigpu.cdi.write import DEFAULT_OUTPUT
 from ocigpu.cli.arguments import Range, takes
 from ocigpu.cli.cdi import check_output
 from ocigpu.cli.cdi_generate import GenerateRequest, newest_for_engines, read_generate_request
