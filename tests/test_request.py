@@ -10,13 +10,11 @@ from support.asking import request_from_variables
 from ocigpu.core.codes import CODES
 from ocigpu.core.errors import OcigpuError, RequestError
 from ocigpu.core.settings import Settings
-from ocigpu.core.tokens import MAX_TOKENS
+from ocigpu.core.tokens import MAX_IMEX_CHANNEL, MAX_TOKENS, pci_address
 from ocigpu.gpus.nvidia.request import (
-    MAX_IMEX_CHANNEL,
     MAX_VALUE,
     Request,
     parse_request,
-    pci_address,
 )
 
 ALL_CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import SettingsError, UsageError, printable, quoted
-from ocigpu.core.tokens import FALSE_WORDS, TRUE_WORDS, is_number
-from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL
+from ocigpu.core.tokens import FALSE_WORDS, MAX_IMEX_CHANNEL, TRUE_WORDS, is_number
 from ocigpu.system.files import read_regular
 
 POD_RESOURCES_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -13,9 +13,10 @@ from ocigpu.core.errors import OcigpuError, RequestError, SpecError, UsageError,
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.gate import Asker, why_not
 from ocigpu.core.settings import CAPABILITIES, Settings
+from ocigpu.core.tokens import HEX, WORDS, pci_address
 from ocigpu.entry.container_cli.list import check_mig_capability
 from ocigpu.entry.container_cli.options import COMPAT_MODES
-from ocigpu.gpus.nvidia.request import MAX_REQUIREMENTS, WORDS, check_permitted, check_tokens, pci_address
+from ocigpu.gpus.nvidia.request import MAX_REQUIREMENTS, check_permitted, check_tokens
 from ocigpu.gpus.request import Request
 from ocigpu.system.files import why_untrusted
 from ocigpu.system.log import step
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_CONDITIONS = 32
 """Options --require, as nvidia-container-cli has it."""
-_HEX = frozenset("0123456789abcdefABCDEF")
 _CLASSES = {
     "ARG": "input error",
     "HOST": "initialization error",
@@ -166,7 +166,7 @@ def full_address(token: str) -> str:
     Of such an address the function does not matter.
     """
     parts = token.partition(".")[0].split(":")
-    if len(parts) != 3 or not all(part and _HEX.issuperset(part) for part in parts):
+    if len(parts) != 3 or not all(part and HEX.issuperset(part) for part in parts):
         return token
     address = ":".join(part.lstrip("0").rjust(digits, "0") for part, digits in zip(parts, (8, 2, 2), strict=True))
     return f"{address}.0" if pci_address(address) else token

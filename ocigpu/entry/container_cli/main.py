@@ -9,9 +9,8 @@ import sys
 
 from ocigpu.core.errors import HostError, OcigpuError, RequestError, as_own_error, printable
 from ocigpu.core.settings import Settings
-from ocigpu.core.tokens import MAX_TOKENS
+from ocigpu.core.tokens import MAX_IMEX_CHANNEL, MAX_TOKENS
 from ocigpu.entry.container_cli.options import PROGRAM, parse_options
-from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL
 from ocigpu.system.log import no_answer
 from ocigpu.system.settings_file import read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline

@@ -8,6 +8,7 @@ from ocigpu.core.actions import AllowDevice, Node, node_actions
 from ocigpu.core.errors import CdiError, HostError, quoted
 from ocigpu.core.facts import ImageFacts, Library
 from ocigpu.core.gate import PARTS, permitted_capabilities
+from ocigpu.core.tokens import MAX_IMEX_CHANNEL
 from ocigpu.gpus.elf import read_elf
 from ocigpu.gpus.nvidia.discover import SearchPaths, read_feature_facts, read_host_facts
 from ocigpu.gpus.nvidia.plan import (
@@ -20,7 +21,6 @@ from ocigpu.gpus.nvidia.plan import (
     part_name,
     plan_selection,
 )
-from ocigpu.gpus.nvidia.request import MAX_IMEX_CHANNEL
 from ocigpu.gpus.nvidia.selection import select_devices
 from ocigpu.gpus.offer import VOID, CompatTerms, DeviceOffer, OfferedDevice, choose_names
 from ocigpu.gpus.request import Request, Selection

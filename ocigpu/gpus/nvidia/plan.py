@@ -31,7 +31,6 @@ from ocigpu.core.facts import (
 )
 from ocigpu.core.gate import PARTS
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.require import check_requirements
 from ocigpu.gpus.nvidia.selection import select_devices
 from ocigpu.gpus.nvidia.views import PROC_DRIVER, application_profile, proc_view, proc_view_by_masks
 from ocigpu.gpus.request import Request, Selection
@@ -84,7 +83,10 @@ def plan_selection(
 ) -> Plan:
     """Return the plan of a request whose devices are selected; raises as :func:`make_plan`."""
     gpus = tuple(sorted(selection.every_gpu(), key=lambda gpu: gpu.index))
-    check_requirements(request.requirements, facts, gpus)
+    if request.requirements:
+        from ocigpu.gpus.nvidia.require import check_requirements
+
+        check_requirements(request.requirements, facts, gpus)
     notes = [*request.notes, *facts.notes, *selection.notes]
     libraries = _libraries(facts, request)
     plan = _Draft(selection)

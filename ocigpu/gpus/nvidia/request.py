@@ -20,7 +20,18 @@ from ocigpu.core.gate import (
     why_not,
 )
 from ocigpu.core.settings import CAPABILITIES, MODES_WITH_CDI, Settings
-from ocigpu.core.tokens import MAX_TOKENS, MOUNT_DIRECTORIES, MOUNT_SOURCE, TRUE_WORDS, is_number, select_tokens
+from ocigpu.core.tokens import (
+    HEX,
+    MAX_IMEX_CHANNEL,
+    MAX_TOKENS,
+    MOUNT_DIRECTORIES,
+    MOUNT_SOURCE,
+    TRUE_WORDS,
+    WORDS,
+    is_number,
+    pci_address,
+    select_tokens,
+)
 from ocigpu.gpus.request import Request, is_privileged
 
 TYPE_CHECKING = False
@@ -36,15 +47,12 @@ IMEX_VARIABLE = "NVIDIA_IMEX_CHANNELS"
 OWN_KIND = "runtime.nvidia.com/gpu="
 """Before a device: it comes from the runtime itself, not from a specification (nvidia-container-runtime)."""
 DEFAULT_CAPABILITIES = ("compute", "utility")
-WORDS = ("all", "none", "void")
 
 MAX_VALUE = 64 * 1024  # characters of one variable
 MAX_TOKEN = 200
 MAX_REQUIREMENTS = 256 * 1024  # characters of all requirements of a container together
-MAX_IMEX_CHANNEL = 1048575  # device numbers have 20 bits for the minor (include/linux/kdev_t.h)
 MAX_SHOWN_ANNOTATIONS = 3
 _SHOWN_VALUE = 120
-_HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = "") -> Request:
@@ -147,22 +155,6 @@ def default_capabilities(settings: Settings) -> tuple[str, ...]:
     """Return the driver capabilities of a container that asks for none, as far as the settings permit them."""
     permitted = permitted_capabilities(settings)
     return tuple(name for name in DEFAULT_CAPABILITIES if name in permitted)
-
-
-def pci_address(text: str) -> str:
-    """Return a PCI bus id as "00000000:3b:00" (domain of 8 digits, no function), or "" if ``text`` is none.
-
-    Domain (4 or 8 hex digits) and function (one) are optional: "3b:00", "3b:00.0", "0000:3b:00.0".
-    """
-    address, dot, function = text.partition(".")
-    if dot and not (len(function) == 1 and function in _HEX):
-        return ""
-    parts = address.split(":")
-    if len(parts) == 2:
-        parts.insert(0, "0000")
-    if [len(part) for part in parts] not in ([4, 2, 2], [8, 2, 2]) or not all(map(_HEX.issuperset, parts)):
-        return ""
-    return ":".join([parts[0].rjust(8, "0"), parts[1], parts[2]]).lower()
 
 
 def _read_variables(config: "dict[str, Any]", swarm: tuple[str, ...]) -> "Variables":
@@ -345,7 +337,7 @@ def _is_device(token: str) -> bool:
             rest, *instances = rest[4:].split("/")
             if len(instances) != 2 or not all(map(is_number, instances)):
                 return False
-        return bool(rest) and all(c in _HEX or c == "-" for c in rest)
+        return bool(rest) and all(c in HEX or c == "-" for c in rest)
     gpu, _, mig = token.partition(":")
     # all, none and void in another case go on, so that the error about them can say what was meant
     return (is_number(gpu) and is_number(mig)) or token.lower() in WORDS

@@ -2,7 +2,7 @@
 
 from ocigpu.core.errors import HostError, RequestError, printable, quoted
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
-from ocigpu.gpus.nvidia.request import WORDS, pci_address
+from ocigpu.core.tokens import WORDS, pci_address
 from ocigpu.gpus.request import Request, Selection, check_without_cdi
 
 TYPE_CHECKING = False
