@@ -9,7 +9,7 @@ from ocigpu.core.vendors import FIRST, VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from ocigpu.core.actions import Plan
@@ -187,8 +187,11 @@ def read_facts(settings: "Settings", vendors: "Iterable[str]", kept: bool = True
 
 def find_vendors(settings: "Settings") -> tuple[str, ...]:
     """Return the names of the vendors whose driver the host has and whose devices containers ask for; else FIRST."""
-    names = [name for name, (_, variable, _) in VENDORS.items() if variable]
-    return tuple(name for name in names if load_vendor(name).has_driver(settings)) or (FIRST,)
+    return tuple(_driven(settings)) or (FIRST,)
+
+
+def _driven(settings: "Settings") -> "Iterator[str]":
+    return (name for name, (_, variable, _) in VENDORS.items() if variable and load_vendor(name).has_driver(settings))
 
 
 def read_host_facts(settings: "Settings", kept: bool = False) -> "HostFacts":
@@ -228,5 +231,5 @@ def find_mode(mode: str, kind_vendor: str, settings: "Settings") -> "tuple[str, 
             return vendor.modes[0], vendor
     if mode == "auto":
         platform = next((vendor for vendor in reversed(vendors) if vendor.is_here(settings)), None)
-        mode = (platform or load_vendor(find_vendors(settings)[0])).modes[0]
+        mode = (platform or load_vendor(next(_driven(settings), FIRST))).modes[0]
     return mode, next(vendor for vendor in vendors if mode in vendor.modes)

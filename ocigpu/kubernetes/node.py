@@ -13,7 +13,8 @@ from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
 from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, VFIO_DRIVERS, read_vfio_facts
-from ocigpu.gpus.wsl.facts import is_wsl, read_wsl_facts
+from ocigpu.gpus.wsl import is_wsl
+from ocigpu.gpus.wsl.facts import read_wsl_facts
 from ocigpu.kubernetes.config import Configuration, PluginOptions
 from ocigpu.kubernetes.devices import GPU_RESOURCE, Inventory, PluginDevice, Resource, make_inventory
 from ocigpu.kubernetes.hardware import Hardware, read_hardware

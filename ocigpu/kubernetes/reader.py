@@ -15,7 +15,7 @@ from ocigpu.core.errors import HostError, as_own_error
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.nvml_process import command
-from ocigpu.gpus.wsl.facts import is_wsl
+from ocigpu.gpus.wsl import is_wsl
 from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.hardware import nvml_silence
 from ocigpu.kubernetes.node import KubernetesNode, read_node

@@ -15,13 +15,13 @@ from ocigpu.core.facts import DeviceNode, Gpu, HostFile
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer
 from ocigpu.gpus.offer import GenerateOptions, is_library
+from ocigpu.gpus.tegra import is_tegra
 from ocigpu.gpus.tegra.facts import (
     CSV_DIRECTORY,
     CSV_FILES,
     CsvFacts,
     expand,
     is_ignored,
-    is_tegra,
     matches_name,
     matches_path,
     parse_csv,

@@ -9,7 +9,8 @@ from support.trees import Tree, write_tree
 from ocigpu.cdi.generate import generate
 from ocigpu.core.errors import CdiError
 from ocigpu.gpus.offer import GenerateOptions
-from ocigpu.gpus.wsl.facts import is_wsl, read_wsl_fingerprint
+from ocigpu.gpus.wsl import is_wsl
+from ocigpu.gpus.wsl.facts import read_wsl_fingerprint
 
 LIBRARIES = "/usr/lib/wsl/lib"
 STORES = "/usr/lib/wsl/drivers"

@@ -14,6 +14,7 @@ from ocigpu.gpus.elf import read_elf
 from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nvidia.devices import driver_nodes
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
+from ocigpu.gpus.tegra import RELEASE
 from ocigpu.gpus.tree import MAX_LINKS, Roots, Tree, find_roots, read_text
 
 TYPE_CHECKING = False
@@ -66,7 +67,6 @@ def expand(tree: Tree, path: str) -> list[str]:
 
 CSV_DIRECTORY = "/etc/nvidia-container-runtime/host-files-for-container.d"
 CSV_FILES = tuple(f"{CSV_DIRECTORY}/{name}.csv" for name in ("devices", "drivers", "l4t"))
-RELEASE = "/etc/nv_tegra_release"
 TYPES = ("dev", "dir", "lib", "sym")
 CSV_LIMIT = 1 << 20
 MAX_ENTRIES = 1 << 14
@@ -115,22 +115,12 @@ class CsvFacts(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def is_tegra(settings: Settings) -> bool:
-    """Return whether the host is a Tegra system: L4T's release file, or a chip family that says so."""
-    roots = find_roots(settings)
-    if Tree(roots.driver).find(RELEASE):
-        return True
-    return (read_text(f"{roots.sys}/devices/soc0/family", 64) or "").lower().startswith("tegra")
-
-
 def needs_csv(settings: Settings) -> bool:
-    """Return whether what containers need is in CSV files: on a Tegra system without NVML or with its integrated GPU.
+    """Return whether what containers need of a Tegra system is in CSV files: without NVML or with its integrated GPU.
 
     One with discrete GPUs alone is like any other host.  Integrated GPUs are parts of Tegra chips, so NVML, which takes
     its time, is asked there only.
     """
-    if not is_tegra(settings):
-        return False
     answer = ask_nvml(find_roots(settings))
     if answer is None or answer.problem:
         return True

@@ -9,6 +9,7 @@ from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nodes import NodeReader
 from ocigpu.gpus.pci import read_number
 from ocigpu.gpus.tree import Tree, find_roots, node_tree, read_bytes
+from ocigpu.gpus.wsl import DXCORE, LIBRARIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
 
     from ocigpu.gpus.vendors import Fingerprint
 
-LIBRARIES = "/usr/lib/wsl/lib"
 STORES = "/usr/lib/wsl/drivers"
-DXCORE = "libdxcore.so"
 CUDA = "libcuda.so.1.1"
 SMI = "nvidia-smi"
 NAMED = (
@@ -51,11 +50,6 @@ class WslFacts(NamedTuple):
     node: DeviceNode | None = None
     dxcore: HostFile | None = None
     stores: tuple[Store, ...] = ()
-
-
-def is_wsl(settings: Settings) -> bool:
-    """Return whether the host is WSL with its library for display adapters."""
-    return bool(Tree(find_roots(settings).driver).find(f"{LIBRARIES}/{DXCORE}"))
 
 
 def read_wsl_facts(settings: Settings, chosen: "Sequence[str]") -> WslFacts:
