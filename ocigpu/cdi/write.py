@@ -26,10 +26,11 @@ _FIELDS = (
     "path", "hostPath", "type", "major", "minor", "fileMode", "permissions", "uid", "gid",
 )  # fmt: skip
 """Order of fields in a text; others come after, as they are."""
-_FIELDS_OF = {
-    "netDevices": ("hostInterfaceName", "name"),
-    "hooks": ("hookName", "path", "args", "env", "timeout"),
-    "mounts": ("hostPath", "containerPath", "options", "type"),
+_RANKS = {name: rank for rank, name in enumerate(_FIELDS)}
+_RANKS_OF = {
+    "netDevices": {"hostInterfaceName": 0, "name": 1},
+    "hooks": {"hookName": 0, "path": 1, "args": 2, "env": 3, "timeout": 4},
+    "mounts": {"hostPath": 0, "containerPath": 1, "options": 2, "type": 3},
 }
 _NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _PLAIN_FIRST = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/._-")
@@ -50,7 +51,7 @@ def dump_json(spec: "dict[str, Any]") -> str:
 def dump_yaml(spec: "dict[str, Any]") -> str:
     """Return a specification as a YAML document: "---", four spaces for a level, text quoted where it must be."""
     lines = ["---"]
-    _add_mapping(ordered(spec), "", lines)
+    _add_lines(ordered(spec), "", "", lines, _Texts())
     return "\n".join((*lines, ""))
 
 
@@ -62,41 +63,45 @@ def ordered(spec: "dict[str, Any]") -> "dict[str, Any]":
 
 def _ordered(value: "Any", field: str) -> "Any":
     if isinstance(value, list):
-        return [_ordered(item, field) for item in value]
+        return [item if isinstance(item, str) else _ordered(item, field) for item in value]
     if not isinstance(value, dict):
         return value
-    if field == "annotations":
-        return {name: value[name] for name in sorted(value)}
-    first = [name for name in _FIELDS_OF.get(field, _FIELDS) if name in value]
-    return {name: _ordered(value[name], name) for name in dict.fromkeys((*first, *value))}
+    ranks = _RANKS_OF.get(field, _RANKS)
+    names = sorted(value) if field == "annotations" else sorted(value, key=lambda name: ranks.get(name, len(ranks)))
+    return {name: item if isinstance(item := value[name], str) else _ordered(item, name) for name in names}
 
 
-def _add_mapping(value: "dict[str, Any]", indent: str, lines: list[str]) -> None:
-    for name, item in value.items():
-        key = f"{indent}{_scalar(name)}:"
-        if isinstance(item, (dict, list)) and item:
-            lines.append(key)
-            _add_block(item, " " * (len(indent) // 4 * 4 + 4), lines)  # the next column that 4 divides
-        else:
-            lines.append(f"{key} {_scalar(item)}")
+class _Texts(dict[str, str]):
+    """Texts as YAML has them, each looked at once: most are there many times."""
+
+    def __missing__(self, text: str) -> str:
+        written = self[text] = text if _is_plain(text) else _quoted(text)
+        return written
 
 
-def _add_block(value: "Any", indent: str, lines: list[str]) -> None:
+def _add_lines(value: "Any", first: str, indent: str, lines: list[str], texts: _Texts) -> None:
+    """Add the lines of a mapping or list: ``first`` is before the first one, ``indent`` before the others."""
     if isinstance(value, dict):
-        _add_mapping(value, indent, lines)
+        deeper = " " * (len(indent) // 4 * 4 + 4)  # the next column that 4 divides
+        for name, item in value.items():
+            if isinstance(item, (dict, list)) and item:
+                lines.append(f"{first}{texts[name]}:")
+                _add_lines(item, deeper, deeper, lines, texts)
+            else:
+                lines.append(f"{first}{texts[name]}: {_scalar(item, texts)}")
+            first = indent
         return
     for item in value:
         if isinstance(item, (dict, list)) and item:
-            first = len(lines)
-            _add_block(item, f"{indent}  ", lines)
-            lines[first] = f"{indent}- {lines[first][len(indent) + 2 :]}"
+            _add_lines(item, f"{first}- ", f"{indent}  ", lines, texts)
         else:
-            lines.append(f"{indent}- {_scalar(item)}")
+            lines.append(f"{first}- {_scalar(item, texts)}")
+        first = indent
 
 
-def _scalar(value: "Any") -> str:
+def _scalar(value: "Any", texts: _Texts) -> str:
     if isinstance(value, str):
-        return value if _is_plain(value) else _quoted(value)
+        return texts[value]
     return rawjson.dump(value)  # numbers, true, false, null, and [] and {} that are empty
 
 
@@ -104,13 +109,11 @@ def _is_plain(text: str) -> bool:
     """Return whether every YAML reader takes the bare text for text."""
     if not text or not _PLAIN.issuperset(text) or text[-1] in ": " or ": " in text:
         return False
-    parts = text.split(".")
-    if len(parts) == 3 and all(part.isdigit() for part in parts):
-        return True  # a version
-    # numbers, dates and times begin with a digit, perhaps after a sign or point
-    begins = text.lstrip("+-.")[:1]
-    word = text.lower().lstrip("+-.")
-    return text[0] in _PLAIN_FIRST and not begins.isdigit() and begins not in ("", " ") and word not in _WORDS
+    word = text.lstrip("+-.").lower()
+    if word[:1].isdigit():  # as numbers, dates and times begin, perhaps after a sign or point
+        parts = text.split(".")
+        return len(parts) == 3 and all(map(str.isdigit, parts))  # a version
+    return text[0] in _PLAIN_FIRST and word[:1] not in ("", " ") and word not in _WORDS
 
 
 def _quoted(text: str) -> str:
