@@ -32,19 +32,21 @@ class _Record(tuple):  # type: ignore[type-arg]
         if len(values) > len(cls._fields):
             raise TypeError(f"{cls.__name__}: {len(values)} values for {len(cls._fields)} fields")
         rest = cls._fields[len(values) :]
-        if unknown := [name for name in named if name not in rest]:
-            raise TypeError(f"{cls.__name__}: unknown or repeated fields {', '.join(unknown)}")
-        defaults = cls._field_defaults
-        if missing := [name for name in rest if name not in named and name not in defaults]:
-            raise TypeError(f"{cls.__name__}: missing fields {', '.join(missing)}")
-        return (*values, *[named[name] if name in named else defaults[name] for name in rest])
+        if unknown := named.keys() - rest:
+            raise TypeError(f"{cls.__name__}: unknown or repeated fields {', '.join(sorted(unknown))}")
+        known = {**cls._field_defaults, **named}
+        try:
+            return (*values, *map(known.__getitem__, rest))
+        except KeyError as error:
+            raise TypeError(f"{cls.__name__}: missing field {error}") from None
 
     @classmethod
     def _make(cls, values: "Iterable[Any]") -> "Any":
         return cls(*values)
 
     def _replace(self, **named: "Any") -> "Any":
-        return type(self)(**{**self._asdict(), **named})
+        values = [*map(named.pop, self._fields, self)]
+        return type(self)(*values, **named)  # what is left of ``named`` is no field
 
     def _asdict(self) -> "dict[str, Any]":
         return dict(zip(self._fields, self, strict=True))
