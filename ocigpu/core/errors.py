@@ -166,6 +166,8 @@ def printable(text: str, limit: int = 2000) -> str:
     """Return text with control characters escaped and at most ``limit`` characters: text of an image may be hostile."""
     if len(text) > limit:
         text = text[:limit] + "..."
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 

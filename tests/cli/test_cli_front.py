@@ -289,6 +289,14 @@ def test_a_command_imports_nothing_dearer_than_a_start_does_but_the_first_time(
     assert not loaded & {"collections", "contextlib", "enum", "functools", "json", "re", "signal", "tomllib", "typing"}
 
 
+def test_generate_imports_nothing_of_other_commands_and_hosts(simulated: Path) -> None:
+    loaded, output = imported_by("cdi", "generate", environment={"OCIGPU_CONFIG": str(simulated / "config.toml")})
+    assert output
+    assert not loaded & {f"ocigpu.cdi.{name}" for name in ("cache", "compare", "document", "refresh", "registry")}
+    assert not loaded & {f"ocigpu.gpus.{name}.facts" for name in ("amd", "tegra", "vfio", "wsl")}
+    assert not loaded & {"ocigpu.cdi.transform", "ocigpu.gpus.nvidia.request", "ocigpu.gpus.nvidia.require"}
+
+
 COMPLETED = [
     ([""], "plan"),
     (["p"], "plan"),
