@@ -104,6 +104,7 @@ def _run(words: list[str]) -> "Any":
             function = load_command(name)
             values = _try_to_parse(rest, parameters_of(function, page), lenient)
             if not isinstance(values, UsageError):
+                gc.freeze()  # what is loaded stays
                 gc.enable()  # the program's entry has it off while modules are imported
                 return call(function, values)
             wrong = values
