@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 
-from ocigpu import __version__
+from ocigpu import __version__, leave
 from ocigpu.cli import manual
 from ocigpu.cli.arguments import HELP, HelpWanted, call, options_of, parameters_of, parse
 from ocigpu.cli.manual import ROOT as PROGRAM
@@ -153,4 +153,4 @@ def _report(error: OcigpuError) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

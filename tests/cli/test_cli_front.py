@@ -410,10 +410,19 @@ def test_another_shell_is_named(run: Run) -> None:
 
 LEAVE = "import sys; sys.path.append(sys.argv[1]); from ocigpu import leave; print('printed'); CODE\nleave(3)"
 THREAD = "threading.Thread(target=lambda: (time.sleep(0.1), print('of a thread'))).start()"
+DAEMON = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+class Last:
+    def __del__(self):
+        print("taken apart")
+last = Last()
+"""
 ENDS = {
     "at once": ("", "printed\n"),
     "with a function for the end": ("import atexit; atexit.register(print, 'at the end')", "printed\nat the end\n"),
     "with a thread": (f"import threading, time; {THREAD}", "printed\nof a thread\n"),
+    "with a thread that nobody waits for": (DAEMON, "printed\n"),
     "without an output": ("sys.stdout.flush(); sys.stdout = None", "printed\n"),
 }
 

@@ -24,14 +24,14 @@ def held_port() -> Iterator[int]:
 
 
 class LoggedProgram:
-    """A program's process that runs ``code``, and what it logs: every line is an object."""
+    """A program's process that runs ``code`` and ends as our commands do, and what it logs: every line is an object."""
 
     def __init__(self, code: str, output: Path, *words: str, **variables: str) -> None:
         self.output = output
         self._begin = 0
         with output.open("ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-c", code, *words],
+                [sys.executable, "-c", f"{code}\nfrom ocigpu import leave\nleave(0)", *words],
                 stdout=log, stderr=log, env={"PATH": os.environ["PATH"], **variables},
             )  # fmt: skip
 
