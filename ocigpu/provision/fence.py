@@ -63,6 +63,8 @@ SYSCALLS = {
 Numbers: asm/unistd_64.h of x86 and asm-generic/unistd.h.  Nothing here makes a socket, a process, a mount or a new
 mapping of ids; arguments are not looked at.
 """
+WITHOUT_EFFECT = ("fsync", "fdatasync")
+"""Of these, those that succeed and do nothing: a disk may take 10 ms, and every start makes the cache again."""
 
 LIMITS = (
     (resource.RLIMIT_CPU, 10),  # seconds
@@ -84,13 +86,14 @@ _NUMBER_OFFSET, _ARCH_OFFSET = 0, 4  # struct seccomp_data
 def build_filter(machine: str) -> bytes:
     """Return the seccomp filter for ``machine`` ("x86_64", "aarch64") as an array of struct sock_filter.
 
-    Calls of :data:`SYSCALLS` pass, others fail with EPERM, so does every x32 call; a call of another architecture
-    kills the process.  Raises ApplyError (OCIGPU-LD-1) for an unknown machine.
+    Calls of :data:`SYSCALLS` pass or are :data:`WITHOUT_EFFECT`; others fail with EPERM, and so does every x32 call; a
+    call of another architecture kills the process.  Raises ApplyError (OCIGPU-LD-1) for an unknown machine.
     """
     calls = SYSCALLS.get(machine)
     if calls is None:
         raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: no list of system calls for {machine}")
     numbers = sorted(calls.values())
+    without_effect = [calls[name] for name in WITHOUT_EFFECT]
     code = [
         _filter(_LOAD, _ARCH_OFFSET),
         _filter(_JUMP_IF_EQUAL, AUDIT_ARCH[machine], 1, 0),
@@ -99,8 +102,9 @@ def build_filter(machine: str) -> bytes:
         _filter(_JUMP_IF_AT_LEAST, X32_SYSCALL_BIT, len(numbers), 0),
     ]
     for position, number in enumerate(numbers):
-        code.append(_filter(_JUMP_IF_EQUAL, number, len(numbers) - position, 0))
+        code.append(_filter(_JUMP_IF_EQUAL, number, len(numbers) - position + (number not in without_effect), 0))
     code.append(_filter(_RETURN, SECCOMP_RET_ERRNO | errno.EPERM))
+    code.append(_filter(_RETURN, SECCOMP_RET_ERRNO))
     code.append(_filter(_RETURN, SECCOMP_RET_ALLOW))
     return b"".join(code)
 
