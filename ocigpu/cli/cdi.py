@@ -258,7 +258,7 @@ def show_command(what: str, spec_dir: list[str] | None = None, config: str = "")
     resolved = read_registry(settings).resolve([what])
     files = [spec.path for spec in resolved.specs]
     edits = merge_edits(resolved.edits)
-    yield _spec_data(files[0], read_valid_spec(files[0]), what, edits, settings)
+    yield lambda: _spec_data(files[0], read_valid_spec(files[0]), what, edits, settings)
     show.fields([("device", what), *(("file", file) for file in files)])
     print()
     show.table(("edit", "details"), edit_rows(edits))

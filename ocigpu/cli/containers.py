@@ -48,10 +48,15 @@ def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: s
         found, more = find_of_users(facts, load_settings(config))
         notes += more
         others = [one for one in found if all_ or (one.pid and (one.gpus or one.unanswered))]
-    data = [report_to_json(report) for report in reports]
     names = ("gpu", "uuid", "state")
-    theirs = [one._asdict() | {"gpus": [dict(zip(names, gpu, strict=True)) for gpu in one.gpus]} for one in others]
-    yield {"simulated": facts.simulated, "containers": data, "of_users": theirs, "notes": [*notes, *unreadable]}
+    yield lambda: {
+        "simulated": facts.simulated,
+        "containers": [report_to_json(report) for report in reports],
+        "of_users": [
+            one._asdict() | {"gpus": [dict(zip(names, gpu, strict=True)) for gpu in one.gpus]} for one in others
+        ],
+        "notes": [*notes, *unreadable],
+    }
     if facts.simulated:
         print(f"host: {show.host_line(facts)}")
     if reports:
@@ -313,11 +318,14 @@ def diff_command(
         notes += [f"mode hook, not spec: {planned.why_hook}"] if planned.why_hook else []
         notes += [] if planned.mode else ["the container asks for nothing: its config.json stays as it is"]
     unused = {"add": "old", "remove": "new", "replace": ""}
-    changes = [
-        {name: value for name, value in change._asdict().items() if name != unused[change.op]}
-        for change in list_changes(original.config, edited)
-    ]
-    data = {"file": document.path, "mode": how, "edited": not would_be, "changes": changes, "notes": notes}
+
+    def data() -> dict[str, Any]:
+        changes = [
+            {name: value for name, value in change._asdict().items() if name != unused[change.op]}
+            for change in list_changes(original.config, edited)
+        ]
+        return {"file": document.path, "mode": how, "edited": not would_be, "changes": changes, "notes": notes}
+
     yield data, DIFFERENT if exit_code and original.config != edited else 0
     name = f"{document.path} ({'would be ' if would_be else ''}edited, mode {how})"
     before, after = (json.dumps(config, indent=2).splitlines() for config in (original.config, edited))

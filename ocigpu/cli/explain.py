@@ -52,9 +52,10 @@ def _explain(
     target: str, state_dir: list[str] | None, config: str, messages: bool, checks: bool, steps: bool, kubeconfig: str
 ) -> "show.Answer":
     from ocigpu.doctor.findings import CHECKS
-    from ocigpu.doctor.messages import MESSAGES
 
     if messages:
+        from ocigpu.doctor.messages import MESSAGES
+
         yield _data(messages=[entry._asdict() for entry in MESSAGES])
         show.table(("message", "what"), [(text, entry.title) for entry in MESSAGES for text in entry.texts])
     elif not target:

@@ -185,7 +185,9 @@ def plan_command(options: Asked, spared: Sparing) -> "show.Answer":
 
 
 @takes(Asked, Sparing)
-def apply_command(options: Asked, spared: Sparing, hooks_file: str = "", skip_reset: bool = False) -> "show.Answer":
+def apply_command(
+    options: Asked, spared: Sparing, hooks_file: str = "", skip_reset: bool = False, json: bool = False
+) -> None:
     hooks = _hooks(options, hooks_file, skip_reset)
     with (
         undisturbed(),
@@ -198,6 +200,7 @@ def apply_command(options: Asked, spared: Sparing, hooks_file: str = "", skip_re
             # hooks end programs before something is changed: only then it is asked who is left
             held = _Holders(host, spared, {} if hooks.end_users else None, locks)
             changes, notes = _change(host, options, host.planner(options, held), held, not skip_reset, hooks)
+            show.answer(_show(changes, "done", notes), json)  # it is so, whatever the last hook does
         except Exception as error:
             locks.close()
             with suppress(HostError):  # the first error is what is to be mended
@@ -205,7 +208,6 @@ def apply_command(options: Asked, spared: Sparing, hooks_file: str = "", skip_re
             raise error from error.__cause__
         locks.close()
         hooks.run("apply-exit")
-    yield from _show(changes, "done", notes)
 
 
 def _hooks(options: Asked, hooks_file: str, skip_reset: bool) -> Hooks:

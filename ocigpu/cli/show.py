@@ -11,12 +11,13 @@ from ocigpu.system import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from typing import Any, Self
 
     from ocigpu.core.facts import HostFacts
 
-    Answer = Iterator[Mapping[str, Any] | tuple[Mapping[str, Any], int]]
+    Data = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+    Answer = Iterator[Data | tuple[Data, int]]
 
 COLOURS = {
     **dict.fromkeys(("+", "ok", "there", "allowed", "as granted", "fresh", "running"), "32"),
@@ -36,13 +37,17 @@ def answer(command: "Answer", json: bool) -> int:
     """Print the answer of a command, as JSON or for people; returns the exit status.
 
     A command that has --json is a generator: it yields its answer as data, with the exit status unless that is 0, and
-    goes on to print it for people.  One that yields nothing has no answer, or has printed it.
+    goes on to print it for people.  Data that takes time to make is a function, which is called for JSON only.  A
+    command that yields nothing has no answer, or has printed it.
     """
     first = next(command, None)
     if first is None:
         return 0
     value, status = first if isinstance(first, tuple) else (first, 0)
-    data(value) if json else next(command, None)
+    if json:
+        data(value() if callable(value) else value)
+    else:
+        next(command, None)
     return status
 
 

@@ -190,7 +190,7 @@ def trace_command(file: str, container: str = "") -> "show.Answer":
     if not starts:
         what = f"no start of container {quoted(container)}" if container else "no start of a container"
         raise OcigpuError("OCIGPU-TRC-2", f"trace {file}: {what}")
-    yield {"file": file, "unreadable": unreadable, "starts": [_start_data(start) for start in starts]}
+    yield lambda: {"file": file, "unreadable": unreadable, "starts": [_start_data(start) for start in starts]}
     shown = starts if container else starts[-1:]
     if len(starts) > len(shown):
         rows = [

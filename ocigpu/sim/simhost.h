@@ -115,6 +115,7 @@ static const char *sim_next_line(char **text, const char *word) {
 #define SIM_EACH_LINE(path, word, rest)                                                 \
     for (char lines[4096], *text = sim_read_text(SIM_BELOW(path), lines, sizeof lines); \
          (rest = sim_next_line(&text, word));)
+
 /* Read how the GPUs are cut, and return whether that has changed: lines "mode GPU 0|1", "pending GPU 0|1" (the mode
  * after a reset) and "mig" with the numbers of struct sim_instance and a UUID. */
 static int sim_load(void) {

@@ -5,7 +5,7 @@ import os
 from ocigpu.system.files import why_replaceable, why_untrusted
 
 
-def open_state(path: str) -> tuple[int, str]:
+def open_state_directory(path: str) -> tuple[int, str]:
     """Return a descriptor of a directory, and why others than root and we could have written it, "" for nobody.
 
     It is made where it is missing, and closed to other readers.  Raises OSError, also where it is a link.

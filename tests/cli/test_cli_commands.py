@@ -566,3 +566,15 @@ def test_what_is_slow_says_so_and_leaves_the_alarm_as_it_was(capsys: pytest.Capt
     assert told == "still at it\n"
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_data_that_takes_time_is_made_for_json_only(capsys: pytest.CaptureFixture[str]) -> None:
+    made = []
+
+    def command() -> "show.Answer":
+        yield lambda: {"made": made.append(1) or len(made)}, 3
+        print("for people")
+
+    assert (show.answer(command(), json=False), made, capsys.readouterr().out) == (3, [], "for people\n")
+    assert (show.answer(command(), json=True), made) == (3, [1])
+    assert json.loads(capsys.readouterr().out)["made"] == 1

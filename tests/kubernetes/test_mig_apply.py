@@ -310,8 +310,9 @@ def test_a_hook_that_fails_leaves_all_as_it_was(
     host = make_mig_host(work_directory / "host", 1, "h100")
     before = layouts_of(host)
     file = hooks(work_directory, **{moment.replace("-", "_"): "echo no such unit >&2; exit 3"})
-    status, _, err = mig(host, capfd, "apply", "-c", "all-balanced", "-k", file)
+    status, out, err = mig(host, capfd, "apply", "-c", "all-balanced", "-k", file)
     assert status == 1
+    assert ("made: " in out) == (moment == "apply-exit"), "what was changed is said, whatever the last hook does"
     assert err.startswith(f"ocigpu: OCIGPU-MIG-5: {file}: hooks.{moment}.0: sh: no such unit")
     ran = [line.split()[0] for line in (work_directory / "log").read_text().splitlines()]
     assert ran == [*MOMENTS[: MOMENTS.index(moment) + 1], *(["apply-exit"] if moment in MOMENTS[1:3] else [])]

@@ -22,7 +22,7 @@ from ocigpu.kubernetes.tenants.lease import Lease, LeaseEvent, LeaseHolder, Phas
 from ocigpu.system.files import lock_file, read_regular, remove_drafts, replace_file
 from ocigpu.system.locks import holding
 from ocigpu.system.proc import read_boot_id
-from ocigpu.system.state import open_state
+from ocigpu.system.state import open_state_directory
 
 DIRECTORY = "/var/lib/ocigpu/leases"
 NAME, LOCK, HISTORY = "journal", "lock", "history-"
@@ -91,7 +91,7 @@ class LeaseJournal:
         self._inode = 0
         self._broken = True
         try:
-            self._fd, why = open_state(directory)
+            self._fd, why = open_state_directory(directory)
         except OSError as error:
             raise self._cannot("open", error) from error
         if why:  # whoever writes it says which GPUs are free

@@ -28,7 +28,7 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
 from ocigpu.system.files import lock_file, read_regular, remove_drafts, replace_file
 from ocigpu.system.locks import holding
 from ocigpu.system.proc import read_boot_id
-from ocigpu.system.state import open_state
+from ocigpu.system.state import open_state_directory
 
 DIRECTORY = "/var/lib/ocigpu/fabric"
 NAME, LOCK = "state.json", "lock"
@@ -184,7 +184,7 @@ class FabricStore:
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        fd, why = open_state(self.directory)
+        fd, why = open_state_directory(self.directory)
         try:
             if why:
                 raise self._error("believe", why)

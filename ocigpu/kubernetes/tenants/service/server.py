@@ -213,11 +213,11 @@ class CaasServer:
                 await cluster.close()
 
         api = Api(self.store, keeper, options.rules, self._tokens, self.log, self._write_audit, fleet)
-        tls = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=False))
+        tls: dict[str, Any] = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=False))
         config = uvicorn.Config(
             api.make_app(make_route(), run=beside), log_config=None, access_log=False, lifespan="on",
             server_header=False, timeout_graceful_shutdown=GRACE, ws="none", http=_Protocol,
-            h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", backlog=BACKLOG, **tls,  # type: ignore[arg-type]
+            h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", backlog=BACKLOG, **tls,
         )  # fmt: skip
         config.load()
         self._server = server = _UvicornServer(config)
