@@ -20,7 +20,14 @@ from support.process import wait_for
 isolation.isolate()  # before anything is started
 machine.note_mounts()
 
-pytest_plugins = ["support.compiled", "support.fixtures", "support.fabric", "support.products", "pytester"]
+pytest_plugins = [
+    "support.compiled",
+    "support.fixtures",
+    "support.fabric",
+    "support.products",
+    "support.again",
+    "pytester",
+]
 
 settings.register_profile("ocigpu", parent=settings(), deadline=None)  # a busy machine is no failure
 settings.register_profile("chosen", parent=settings.get_profile("ocigpu"), max_examples=25)
