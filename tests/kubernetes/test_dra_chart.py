@@ -130,6 +130,10 @@ def test_the_drivers_rights_suffice_and_end_at_its_own_node(cluster: Cluster) ->
     assert cluster.create(document), "others are not the policy's affair"
 
 
+def mps(**limits: Any) -> dict[str, Any]:
+    return {"apiVersion": API, "kind": "GpuConfig", "sharing": {"strategy": "MPS", "mpsConfig": limits}}
+
+
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
@@ -146,6 +150,14 @@ def test_the_drivers_rights_suffice_and_end_at_its_own_node(cluster: Cluster) ->
             },
             "interval",
         ),
+        (
+            mps(defaultPinnedDeviceMemoryLimit="10Gi", defaultPerDevicePinnedMemoryLimit={"0": "512Mi", "1": 1 << 30}),
+            "",
+        ),
+        (mps(defaultPinnedDeviceMemoryLimit="1.5G", defaultPerDevicePinnedMemoryLimit={"0": "1e10"}), ""),
+        (mps(defaultPinnedDeviceMemoryLimit="1e300000"), "memory limit"),
+        (mps(defaultPerDevicePinnedMemoryLimit={"0": "1Gi", "1": "1e999999"}), "memory limit"),
+        (mps(defaultPerDevicePinnedMemoryLimit={"0": "9" * 5000}), "memory limit"),
     ],
 )
 @pytest.mark.parametrize("template", [False, True])
@@ -169,3 +181,17 @@ def test_wrong_configurations_are_refused_when_a_claim_is_made(
         return
     with pytest.raises(Problem, match=words):
         cluster.create(document)
+
+
+def test_a_claim_from_before_the_policy_can_still_be_given_back(cluster: Cluster) -> None:
+    """Kubernetes takes its finalizer off with an update: a policy that refused that would keep the claim for ever."""
+    policy = next(each for each in FOUND if each["metadata"]["name"] == "ocigpu-dra-configs")
+    cluster.delete(policy["kind"], "ocigpu-dra-configs")
+    parameters = mps(defaultPinnedDeviceMemoryLimit="1e300000")
+    config = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "spec": {"devices": {"config": config}}}
+    names = {"name": "old", "namespace": "gpu"}
+    old = cluster.create({**claim, "metadata": {**names, "finalizers": ["resource.kubernetes.io/delete-protection"]}})
+    cluster.create(policy)
+    old["metadata"]["finalizers"] = []
+    cluster.update(old)

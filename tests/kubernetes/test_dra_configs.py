@@ -113,6 +113,13 @@ def test_bad_input_names_the_field(parameters: Any, problem: str) -> None:
     assert problem in caught.value.message
 
 
+def test_a_limit_beyond_all_memory_is_a_small_number() -> None:
+    """An integer of 1e999999 took 26 s in which no thread of the driver ran."""
+    limits = {str(number): "1e999999" for number in range(64)}
+    config = parse("GpuConfig", **sharing("MPS", mpsConfig={"defaultPerDevicePinnedMemoryLimit": limits}))
+    assert set(config.pinned.values()) == {(1 << 43) - 1}
+
+
 def slice_of(source: str, interval: str, requests: tuple[str, ...] = ()) -> dict[str, Any]:
     return opaque("GpuConfig", source, requests, **sharing("TimeSlicing", timeSlicingConfig={"interval": interval}))
 

@@ -1,5 +1,6 @@
 """What a node offers to claims, as ResourceSlices: names and types, limits, generations, comparison."""
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -193,6 +194,27 @@ def test_quantities_are_compared_by_their_amount(one: str, two: str) -> None:
     assert parse_quantity("1e" + "9" * 5000) is None
     assert parse_quantity("1.2.3") is None
     assert parse_quantity("1Ki") == 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("1e300000", (1 << 63) - 1),
+        ("1E2147483647", (1 << 63) - 1),
+        ("-1e999999", 1 - (1 << 63)),
+        ("9" * 250, (1 << 63) - 1),
+        ("16Ei", (1 << 63) - 1),
+        ("1e-999999", Decimal("1e-9")),
+        ("0.1n", Decimal("1e-9")),
+        ("0e999999", 0),
+        ("9" * 5000, None),
+        (f"1{'.' * 5000}", None),
+    ],
+)
+def test_quantities_are_within_the_limits_of_kubernetes(text: str, amount: Decimal | int | None) -> None:
+    found = parse_quantity(text)
+    assert found == amount
+    assert found is None or len(f"{found.normalize():f}") < 32
 
 
 def test_slices_are_compared_by_what_they_mean() -> None:
