@@ -27,7 +27,7 @@ is in /usr/share/doc/ocigpu/source, too.
 
 def describe(distribution: importlib.metadata.Distribution, installed: str) -> str:
     data = distribution.metadata
-    text = data["License-Expression"] or (data["License"] or "").split("\n")[0]
+    text = data.get("License-Expression") or data.get("License", "").split("\n")[0]
     classifiers = [line for line in data.get_all("Classifier", []) if line.startswith("License ::")]
     licence = text or ", ".join(line.rpartition(" :: ")[2] for line in classifiers)
     files = [

@@ -63,7 +63,11 @@ class _NamedTupleMeta(type):
     def __new__(mcs, name, bases, namespace):  # type: ignore[no-untyped-def]
         if not bases:
             return super().__new__(mcs, name, bases, namespace)
-        fields = tuple(namespace.get("__annotations__", ()))
+        annotations = namespace.get("__annotations__")
+        if annotations is None:  # Python 3.14 evaluates them when asked: PEP 649 and 749, annotationlib
+            annotate = namespace.get("__annotate_func__")
+            annotations = annotate(1) if annotate else {}  # annotationlib.Format.VALUE
+        fields = tuple(annotations)
         defaults = {field: namespace[field] for field in fields if field in namespace}
         getters = {field: _tuplegetter(number, "") for number, field in enumerate(fields)}
         more = {"__slots__": (), "_fields": fields, "_field_defaults": defaults, "__match_args__": fields}
