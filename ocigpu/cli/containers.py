@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from ocigpu.containers.live import Live
     from ocigpu.containers.report import Report
     from ocigpu.containers.usage import User
+    from ocigpu.containers.users import OfUser
     from ocigpu.containers.verify import Verified
 
 HOW_TO_ASK = "GPUs come with the runtime ocigpu (a pod's runtimeClassName, docker run --runtime, podman --runtime)"
+
+REFUSED = "requested, refused by settings"
 
 STATUS = {"as granted": 0, "less": 3, "more": 4}
 """Exit status of ``ocigpu verify``."""
@@ -40,14 +43,14 @@ def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: s
         notes.append("not root: containers of other users are not seen")
     chosen = [container for container in containers if all_ or container.pid]
     reports = make_reports(chosen, facts, load_settings(config))
-    reports = [report for report in reports if all_ or report.gpus or report.unanswered]
+    reports = [report for report in reports if all_ or report.gpus or report.unanswered or report.refused]
     others = []
     if not os.geteuid() and not state_dir:
         from ocigpu.containers.users import find_of_users
 
         found, more = find_of_users(facts, load_settings(config))
         notes += more
-        others = [one for one in found if all_ or (one.pid and (one.gpus or one.unanswered))]
+        others = [one for one in found if all_ or (one.pid and (one.gpus or one.unanswered or one.refused))]
     names = ("gpu", "uuid", "state")
     yield lambda: {
         "simulated": facts.simulated,
@@ -73,7 +76,7 @@ def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: s
         rows = [
             (one.user, one.name, one.engine, one.status, one.mode or "-", index, uuid, state or "-")
             for one in others
-            for index, uuid, state in one.gpus or (("-", "", "asked, not given" if one.unanswered else ""),)
+            for index, uuid, state in one.gpus or (("-", "", _vain(one)),)
         ]
         show.table(("user", "container", "engine", "status", "mode", "gpu", "uuid", "state"), rows, fold=False)
     processes = [
@@ -115,6 +118,8 @@ def report_notes(report: "Report") -> list[str]:
         notes.insert(0, f"lost: the device cgroup refuses {', '.join(report.lost)} (ocigpu repair)")
     if report.unanswered:
         notes.append(f"asked, not given: {report.unanswered}; {HOW_TO_ASK}")
+    if report.refused:
+        notes.append(f"{REFUSED}: {report.refused}")
     if report.attached:
         notes.append(f"attached after its start: {', '.join(report.attached)}")
     if report.beyond:
@@ -128,6 +133,11 @@ def report_to_json(report: "Report") -> dict[str, object]:
     return {**to_data(data.pop("container")), **data}
 
 
+def _vain(one: "Report | OfUser") -> str:
+    """Return what to say of a container that has no GPU."""
+    return "asked, not given" if one.unanswered else REFUSED if one.refused else ""
+
+
 def _rows(report: "Report") -> list[tuple[str, ...]]:
     container = report.container
     head = (
@@ -138,7 +148,7 @@ def _rows(report: "Report") -> list[tuple[str, ...]]:
         report.mode or "-",
     )
     gpus = [(gpu.mig or str(gpu.index), gpu.uuid, gpu.model, gpu.state or "-") for gpu in report.gpus]
-    first, *more = gpus or [("-", "", "", "asked, not given" if report.unanswered else "")]
+    first, *more = gpus or [("-", "", "", _vain(report))]
     return [(*head, *first), *(("", "", "", "", "", *gpu) for gpu in more)]
 
 
@@ -170,6 +180,7 @@ def verify_command(container: str, state_dir: list[str] | None = None, config: s
             ("granted", ", ".join(verified.grant.devices) or "no GPU"),
             ("by", verified.grant.by),
             *([("asked, not given", verified.unanswered)] if verified.unanswered else []),
+            *([(REFUSED, verified.refused)] if verified.refused else []),
         ]
     )
     print()
@@ -194,6 +205,8 @@ def _print_rows(verified: "Verified") -> None:
     wrong = [row for row in verified.nodes if row.why]
     problems = [f"{row.what} ({row.number}): {row.why}" for row in wrong]
     problems += [f"{row.name}: {row.why}" for row in verified.libraries if row.why]
+    if verified.unanswered:
+        problems.insert(0, f"requested and not given: {verified.unanswered}; {HOW_TO_ASK}")
     for text in problems:
         print(f"not as granted: {text}")
     print(f"verdict: {verified.verdict}")

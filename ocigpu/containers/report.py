@@ -25,6 +25,7 @@ from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts, capability_path
 from ocigpu.core.gate import is_gpu_of
 from ocigpu.core.settings import Settings
+from ocigpu.core.tokens import MOUNT_SOURCE
 from ocigpu.core.vendors import GPU_VENDORS
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import parse_request
@@ -75,7 +76,7 @@ class Report(NamedTuple):
 
     ``beyond``: paths of devices that its cgroup allows and that it was not granted.  ``attached``, ``detached``: UUIDs
     of what it was given after its start, and of what was taken from it.  ``unanswered``: what asks for GPUs in its
-    configuration, in words, where it has none.
+    configuration, in words, where it has none.  ``refused``: the same where the settings are why, and which of them.
     """
 
     container: Container
@@ -89,6 +90,7 @@ class Report(NamedTuple):
     detached: tuple[str, ...]
     notes: tuple[str, ...]
     unanswered: str = ""
+    refused: str = ""
 
 
 def host_nodes(facts: HostFacts) -> dict[DeviceNode, str]:
@@ -185,6 +187,7 @@ class _Draft(NamedTuple):
     detached: frozenset[Number]
     inside: frozenset[str]
     unanswered: Request
+    refused: str
     why_unanswered: list[str]
     notes: list[str]
 
@@ -220,12 +223,16 @@ def _read(
     had = {*granted.numbers, *record.numbers, *((n.major, n.minor) for n in nodes if n.container_path in inside)}
     detached = _detached_numbers(facts, record.detached, had)
     why: list[str] = []
-    request = read_unanswered(config, container.bundle, settings, why) if container.pid else Request()
-    return _Draft(container, read_mode(config), granted, record, detached, frozenset(inside), request, why, notes)
+    request, refused = Request(), ""
+    if container.pid:
+        request = read_unanswered(config, container.bundle, settings, why)
+        refused = "" if request.source else read_refused(config, container.bundle, settings)
+    mode = read_mode(config)
+    return _Draft(container, mode, granted, record, detached, frozenset(inside), request, refused, why, notes)
 
 
 def _make_report(draft: _Draft, allowed: Allowed, nodes: dict[DeviceNode, str], facts: HostFacts) -> Report:
-    container, mode, granted, record, detached, inside, unanswered, why_unanswered, notes = draft
+    container, mode, granted, record, detached, inside, unanswered, refused, why_unanswered, notes = draft
     narrow, attached = draft.narrow, frozenset(record.numbers)
     if allowed.unknown:
         notes.append(allowed.unknown)
@@ -267,6 +274,7 @@ def _make_report(draft: _Draft, allowed: Allowed, nodes: dict[DeviceNode, str], 
         detached=record.detached,
         notes=(*notes, *(() if gpus else why_unanswered)),
         unanswered="" if gpus else unanswered.source,
+        refused="" if gpus else refused,
     )
 
 
@@ -282,6 +290,26 @@ def read_unanswered(config: dict[str, Any], bundle: str, settings: Settings, not
         return Request()
     by_name = any(is_gpu_of(vendor, name) for vendor in GPU_VENDORS for name in request.cdi_devices)
     return request if by_name or request.selection in ("all", "list") else Request()
+
+
+def read_refused(config: dict[str, Any], bundle: str, settings: Settings) -> str:
+    """Return what a container asks for that only the settings keep it from, and which, in words; "" for nothing."""
+    wide = settings._replace(
+        accept_nvidia_visible_devices_envvar_when_unprivileged=True,
+        accept_nvidia_visible_devices_as_volume_mounts=True,
+        supported_driver_capabilities="all",
+    )
+    request = read_unanswered(config, bundle, wide, [])
+    if not request.source:
+        return ""
+    notes: list[str] = []
+    if read_unanswered(config, bundle, settings, notes).source:
+        return ""
+    by_mount = request.source == MOUNT_SOURCE
+    keys = "accept-nvidia-visible-devices-as-volume-mounts is false" if by_mount else ""
+    if not by_mount and not settings.accept_nvidia_visible_devices_envvar_when_unprivileged:
+        keys = "accept-nvidia-visible-devices-envvar-when-unprivileged is false"
+    return f"{request.source}: {keys or '; '.join(notes) or 'the settings do not permit it'}"
 
 
 def detached_paths(report: Report, facts: HostFacts) -> frozenset[str]:

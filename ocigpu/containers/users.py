@@ -36,6 +36,7 @@ class OfUser(NamedTuple):
     mode: str
     gpus: tuple[tuple[str, str, str], ...]
     unanswered: str
+    refused: str
 
 
 def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[OfUser], list[str]]:
@@ -107,7 +108,8 @@ def _look_for_containers(facts: HostFacts, settings: Settings, places: Places) -
     for report in reports:
         gpus = [(gpu.uuid, gpu.state) for gpu in report.gpus]
         one = report.container
-        rows.append((one.name, one.engine or one.runtime, one.status, one.pid, report.mode, gpus, report.unanswered))
+        why = report.unanswered, report.refused
+        rows.append((one.name, one.engine or one.runtime, one.status, one.pid, report.mode, gpus, *why))
     return rows
 
 
@@ -115,9 +117,9 @@ def _checked(user: str, item: Any, facts: HostFacts) -> OfUser | None:
     """Return a row of a child's answer, if it is one."""
     names = {gpu.uuid: str(gpu.index) for gpu in facts.gpus}
     names |= {mig.uuid: f"{gpu.index}:{mig.index}" for gpu in facts.gpus for mig in gpu.mig_devices}
-    name, engine, status, pid, mode, gpus, unanswered = item
-    texts = (name, engine, status, mode, unanswered)
+    name, engine, status, pid, mode, gpus, unanswered, refused = item
+    texts = (name, engine, status, mode, unanswered, refused)
     if not all(isinstance(text, str) and len(text) <= 4096 for text in texts) or type(pid) is not int:
         return None
     known = tuple((names[uuid], uuid, str(state)[:40]) for uuid, state in gpus if uuid in names)
-    return OfUser(user, name, engine, status, pid, mode, known, unanswered)
+    return OfUser(user, name, engine, status, pid, mode, known, unanswered, refused)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.containers.inside import Answer, ProbedFile, is_reached, look_inside
 from ocigpu.containers.live import Grant, Live, host_nodes, read_now
-from ocigpu.containers.report import read_unanswered
+from ocigpu.containers.report import read_refused, read_unanswered
 from ocigpu.core.facts import DeviceNode, Library
 from ocigpu.gpus.nvidia.plan import library_path
 
@@ -48,18 +48,23 @@ class LibraryRow(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What was tried.  ``version``: of the driver.  ``unanswered``: what asked for GPUs in vain, in words."""
+    """What was tried.  ``version``: of the driver.  ``unanswered``: what asked for GPUs in vain, in words.
+
+    ``refused``: the same where the settings are why.
+    """
 
     grant: Grant
     nodes: list[NodeRow]
     libraries: list[LibraryRow]
     version: str
     unanswered: str = ""
+    refused: str = ""
 
     @property
     def verdict(self) -> str:
-        """The worst of all: more is worse than less."""
+        """The worst of all: more is worse than less; a request in vain is less, unless the settings refuse it."""
         found = {row.verdict for row in self.nodes} | {row.verdict for row in self.libraries}
+        found |= {LESS} if self.unanswered else set()
         return MORE if MORE in found else LESS if LESS in found else AS_GRANTED
 
 
@@ -69,7 +74,8 @@ def verify(live: Live) -> Verified:
     Opens each device that the container may open, for reading, and closes it at once: a GPU that sleeps wakes.
     Raises OcigpuError.
     """
-    grant = read_now(live).grant
+    now = read_now(live)
+    grant = now.grant
     known = host_nodes(live.facts)
     by_number = {(node.major, node.minor): path for path, node in grant.nodes.items()}
     asked = [
@@ -92,8 +98,11 @@ def verify(live: Live) -> Verified:
         _library_row(library, path, library.host_path in grant.libraries, file, linked)
         for (library, path), file, linked in zip(libraries, files, by_soname, strict=True)
     ]
-    unanswered = "" if grant.devices else read_unanswered(live.config, live.found.bundle, live.settings, []).source
-    return Verified(grant, nodes, rows, live.facts.driver_version, unanswered)
+    unanswered = refused = ""
+    if not grant.devices and not now.started.devices:  # else they were taken away again
+        unanswered = read_unanswered(live.config, live.found.bundle, live.settings, []).source
+        refused = "" if unanswered else read_refused(live.config, live.found.bundle, live.settings)
+    return Verified(grant, nodes, rows, live.facts.driver_version, unanswered, refused)
 
 
 def judge_node(what: str, node: DeviceNode, has_node: bool, allowed: bool, answer: Answer) -> NodeRow:
@@ -151,6 +160,7 @@ def to_json(verified: Verified) -> dict[str, Any]:
         "devices": list(verified.grant.devices),
         "driver_version": verified.version,
         "unanswered": verified.unanswered,
+        "refused": verified.refused,
         "nodes": [row._asdict() for row in verified.nodes],
         "libraries": [row._asdict() for row in verified.libraries],
     }

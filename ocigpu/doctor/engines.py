@@ -8,7 +8,7 @@ from typing import Any
 from ocigpu.core.errors import printable
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
-from ocigpu.engines.status import EngineStatus, read_merged
+from ocigpu.engines.status import NO_DEFAULT, EngineStatus, read_merged
 
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
@@ -195,6 +195,103 @@ def check_runtimes(host: Host) -> list[Finding]:
             )
         )
     return findings
+
+
+def check_default(host: Host) -> list[Finding]:
+    """Is there an entry of the runtime that an engine is told to use?"""
+    engines = installed_engines(host)
+    named = [status for status in engines if status.default_runtime]
+    if not named:
+        return [not_checked("no engine names a default runtime")]
+    bad = [status for status in named if status.default_missing and not _is_added(host, status)]
+    if not bad:
+        seen = (Evidence(file_of(host, status), f'default runtime "{status.default_runtime}"') for status in named)
+        return [ok("default runtimes have their entries", *seen)]
+    findings = []
+    for status in bad:
+        name = printable(status.default_runtime, 100)
+        file = file_of(host, status)
+        findings.append(
+            say(
+                f"engine-default-missing.{'nvidia' if name == 'nvidia' else 'other'}",
+                Evidence(file, f'default runtime "{name}", and no entry of that name', "an entry, or another default"),
+                engine=label(status),
+                name=name,
+                effect=NO_DEFAULT[status.engine],
+                configure=configure(host, status, "--name", "nvidia"),
+                instead=configure(host, status, "--default")[0],
+                file=file,
+                restart=restart(host, status),
+            )
+        )
+    return findings
+
+
+def _is_added(host: Host, status: EngineStatus) -> bool:
+    """Whether a runtime that no file has is an option of the daemon (dockerd --add-runtime)."""
+    if status.engine != "docker":
+        return False
+    known = host.docker.info.get("Runtimes") if host.docker and not host.docker.problem else None
+    if isinstance(known, dict):
+        return status.default_runtime in known
+    units = (f"{directory}/docker.service" for directory in UNITS)
+    drop_ins = (f"{path}.d/{name}" for path in units for name in host.names(f"{path}.d"))
+    return any("--add-runtime" in (host.text(path) or "") for path in (*units, *drop_ins))
+
+
+def does_run(host: Host, status: EngineStatus) -> bool | None:
+    """Whether an engine's daemon runs; None for Podman, which has none, and where that cannot be seen."""
+    if status.engine == "podman" or not host.live:
+        return None
+    docker = host.docker if status.engine == "docker" else None
+    if status.running or (docker is not None and not docker.problem and docker.config in ("", status.target)):
+        return True
+    if docker is not None and docker.is_shut:
+        return None
+    return None if host.user and not host.processes.get(1) else False
+
+
+def check_running(host: Host) -> list[Finding]:
+    """Does every engine that is a daemon run?"""
+    if not host.live:
+        return [not_checked("daemons are looked for on this machine only")]
+    engines = [status for status in installed_engines(host) if status.engine != "podman"]
+    if not engines:
+        return [not_checked("no engine with a daemon is installed")]
+    state = {id(status): does_run(host, status) for status in engines}
+    findings = []
+    others = [status for status in installed_engines(host) if state.get(id(status)) is not False]
+    able = any(ways_to_gpus(host, status) for status in others)
+    for status in engines:
+        if state[id(status)] is not False or _is_replaced(host, status):
+            continue
+        severity = "error" if not able else "warning" if ways_to_gpus(host, status) else "note"
+        problem = host.docker.problem if status.engine == "docker" and host.docker else ""
+        program = KNOWN["engines"][status.engine]["program"]
+        service = _service(status, KNOWN["engines"][status.engine]["service"])
+        findings.append(
+            say(
+                "engine-not-running.down",
+                Evidence("processes", f"no {program}{f': {printable(problem, 200)}' if problem else ''}", program),
+                severity=severity,
+                engine=label(status),
+                program=program,
+                service=service,
+                log=f"{'--user ' if '--user' in service else ''}-u {service.removeprefix('--user ')}",
+            )
+        )
+    running = [label(status) for status in engines if state[id(status)]]
+    if running:
+        findings.append(ok(f"{' and '.join(running)} run", Evidence("processes", ", ".join(running))))
+    unseen = [label(status) for status in engines if state[id(status)] is None]
+    if unseen:
+        findings.append(not_checked(f"whether {', '.join(unseen)} runs cannot be seen by this user"))
+    return findings or [not_checked("daemons with files of their own run instead")]
+
+
+def _is_replaced(host: Host, status: EngineStatus) -> bool:
+    """Whether another daemon of an engine runs, with a file of its own: nobody waits for the usual one."""
+    return any(one.running for one in host.engines if one.engine == status.engine and one is not status)
 
 
 def cgroup_driver(host: Host, status: EngineStatus) -> str:

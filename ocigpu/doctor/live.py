@@ -29,7 +29,8 @@ class DockerAnswer(NamedTuple):
 
     ``problem``: "" or why there is no answer.  ``info``: of /info.  ``pid``: of the daemon, 0 if unknown: systemd may
     hold the socket.  ``config``: the file that its command line names.  ``path``: its PATH, None when that cannot be
-    seen.  ``hook``: the hook of --gpus on that, ``hook_is_new``: made after the daemon was started.
+    seen.  ``hook``: the hook of --gpus on that, ``hook_is_new``: made after the daemon was started.  ``is_shut``: there
+    may be a daemon, and this user may not ask it, or it does not answer in time.
     """
 
     socket: str
@@ -40,6 +41,7 @@ class DockerAnswer(NamedTuple):
     path: str | None = None
     hook: str = ""
     hook_is_new: bool = False
+    is_shut: bool = False
 
     @property
     def release(self) -> str:
@@ -54,15 +56,16 @@ def ask_docker(daemons: Sequence[Daemon]) -> DockerAnswer | None:
     path = _find_socket()
     if not path:
         return None
-    pid, problem, info = 0, "", {}
+    pid, problem, info, is_shut = 0, "", {}, False
     try:
         pid, body = _get(path, "/info", SECONDS)
         info = json.loads(body)
         if not isinstance(info, dict):
             raise ValueError("not an object")
     except TimeoutError:
-        problem = f"dockerd did not answer within {SECONDS:g} s"
+        problem, is_shut = f"dockerd did not answer within {SECONDS:g} s", True
     except OSError as error:
+        is_shut = isinstance(error, PermissionError)
         problem = f"connect {path}: {error.strerror or error}"
     except (ValueError, RecursionError) as error:
         problem = f"{path}: no usable answer: {error}"
@@ -72,7 +75,8 @@ def ask_docker(daemons: Sequence[Daemon]) -> DockerAnswer | None:
     variable = path_variable(pid)
     hook = shutil.which(HOOK, path=variable or "") or ""
     is_new = bool(hook) and os.lstat(hook).st_ctime > _start_time(pid) + 1
-    return DockerAnswer(path, problem, {} if problem else info, pid, configs.get(pid, ""), variable, hook, is_new)
+    config = configs.get(pid, "")
+    return DockerAnswer(path, problem, {} if problem else info, pid, config, variable, hook, is_new, is_shut)
 
 
 def read_context() -> tuple[str, str, bool]:

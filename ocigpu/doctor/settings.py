@@ -6,7 +6,8 @@ import shlex
 import tomllib
 
 from ocigpu.core.errors import printable
-from ocigpu.core.settings import DEFAULT_PATH, Settings
+from ocigpu.core.gate import permitted_capabilities
+from ocigpu.core.settings import CAPABILITIES, DEFAULT_PATH, Settings
 from ocigpu.doctor.files import PROGRAM_DIRECTORIES
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import DIRECTORIES, Host
@@ -38,6 +39,27 @@ def check_settings(host: Host) -> list[Finding]:
     seen = Evidence(path, printable(cause, 300), "usable settings")
     fixes = {"owner": owner, "advice": advice, "check": check, "without": without}
     return [say("settings-unusable.unusable", seen, code=failure.code, cause=cause, **fixes)]
+
+
+def check_refusals(host: Host) -> list[Finding]:
+    """Do the settings refuse what containers request?"""
+    if host.settings_error is not None:
+        return [not_checked("the settings cannot be used: see settings-unusable")]
+    settings = host.settings
+    path = settings.path or host.path(DEFAULT_PATH)
+    findings = []
+    if not settings.accept_nvidia_visible_devices_envvar_when_unprivileged:
+        seen = Evidence(path, "accept-nvidia-visible-devices-envvar-when-unprivileged = false", "true")
+        findings.append(say("settings-refuse.variables", seen, path=path))
+    permitted = [name for name in CAPABILITIES if name in permitted_capabilities(settings)]
+    refused = [name for name in CAPABILITIES if name not in permitted]
+    if refused:
+        seen = Evidence(path, f'supported-driver-capabilities = "{",".join(permitted)}"', ",".join(CAPABILITIES))
+        values = {"permitted": ", ".join(permitted) or "none", "refused": " or ".join(refused), "path": path}
+        findings.append(say("settings-refuse.capabilities", seen, **values))
+    if not settings.path:
+        return [not_checked("there is no settings file: the defaults refuse no request")]
+    return findings or [ok("the settings refuse no request of a container", Evidence(path, "as wide as the defaults"))]
 
 
 def _stubs(host: Host) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import UNUSABLE, OcigpuError
 from ocigpu.doctor.docker import find_gpus_hook
-from ocigpu.doctor.engines import installed_engines, is_vendors, label, takes_cdi
+from ocigpu.doctor.engines import does_run, installed_engines, is_vendors, label, takes_cdi
 from ocigpu.doctor.findings import KNOWN, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.engines.status import EngineStatus
@@ -69,4 +69,6 @@ def _engine(host: Host, status: EngineStatus, findings: Sequence[Finding]) -> Wo
     wrong = {item.name for item in errors if item.name not in stops["own"] or item.text.lower().startswith(names)}
     ways = {way: there and wrong.isdisjoint((*stops["all"], *stops[way])) for way, there in ways.items()}
     text = ", ".join(f"{way} {YES[there]}" for way, there in ways.items())
+    if does_run(host, status) is False:
+        return Work(label(status), False, "does not run", dict.fromkeys(ways, False))
     return Work(label(status), any(ways.values()), text, ways)

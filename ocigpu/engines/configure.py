@@ -16,7 +16,9 @@ from ocigpu.engines.status import (
     CRI_PLUGINS,
     GENERATED,
     HOOK,
+    NO_DEFAULT,
     cri_plugin,
+    find_missing_default,
     import_paths,
     is_cri_off,
     is_our_hook,
@@ -120,9 +122,25 @@ def plan_configuration(root: Root, options: ConfigureOptions) -> EnginePlan:
     program = places.find_program(options.root, places.PROGRAMS[options.engine])
     if not program and all(edit.file.text is None for edit in plan.edits):
         plan = plan._replace(notes=(f"{options.engine} is not installed here, it seems", *plan.notes))
+    plan = plan._replace(notes=(*plan.notes, *_default_notes(options, plan)))
     name, path, default, _, kata = options.wanted
     names = frozenset({name, KATA_HANDLER} if kata else {name})
     return plan._replace(meant=Meant(names, name, path, default))
+
+
+def _default_notes(options: ConfigureOptions, plan: EnginePlan) -> tuple[str, ...]:
+    """Return what to say of a default runtime that no entry has: often what a removed toolkit left behind."""
+    texts = {edit.file.path: edit.after for edit in plan.edits if edit.after is not None}
+    if any(map(is_template, texts)):
+        return ()
+    main = (options.config or places.CRIO) if options.engine == "crio" else plan.main
+    try:
+        name = find_missing_default(options.engine, read_merged(options.root, options.engine, main, [], texts)[1])
+    except ValueError:  # a version that is none: an error of its own
+        return ()
+    again = f"ocigpu engine configure {options.engine}"
+    text = f'no entry has the default runtime "{name}": {NO_DEFAULT[options.engine]}; {again} --name {name} makes one'
+    return (f"{text}, {again} --default makes ocigpu the default",) if name else ()
 
 
 def _plan_drop_in(root: Root, options: ConfigureOptions) -> EnginePlan:

@@ -38,6 +38,7 @@ class EngineStatus(NamedTuple):
     "ocigpu engine configure" edits.  ``cdi``: "on", "off" or "unknown" (depends on the version).
     ``cri``: pods can use it; a containerd that only serves Docker has that switched off.
     ``gpus_hook``: the hook of Docker's --gpus on the daemon's PATH, "" for none; ``gpus_hook_ours``: it is ocigpu's.
+    ``default_missing``: the default runtime is one that no entry has, see :func:`find_missing_default`.
     """
 
     engine: str
@@ -54,6 +55,7 @@ class EngineStatus(NamedTuple):
     gpus_hook_ours: bool = False
     cri: bool = False
     problems: tuple[str, ...] = ()
+    default_missing: bool = False
 
     @property
     def name(self) -> str:
@@ -279,6 +281,35 @@ def runtime_keys(engine: str, data: dict[str, Any]) -> tuple[tuple[str, ...], tu
     return (*plugin, "runtimes"), (*plugin, "default_runtime_name")
 
 
+def find_missing_default(engine: str, data: dict[str, Any]) -> str:
+    """Return the default runtime of an engine's configuration if no entry has that name, else "".
+
+    Docker before 23 and Podman do not start with one, CRI-O neither; containerd starts without its interface for
+    Kubernetes.  Names of containerd's shims ("io.containerd.runc.v2"), which newer engines take, are not judged, nor
+    what every engine brings without an entry.  Raises ValueError, see config_version.
+    """
+    if engine == "containerd" and is_cri_off(data):
+        return ""
+    table, default = runtime_keys(engine, data)
+    name = str(table_at(data, default[:-1]).get(default[-1]) or "")
+    if "/" in name or "." in name or name in _BUILT_IN or name in table_at(data, table):
+        return ""
+    return name
+
+
+_BUILT_IN = ("crun", "crun-vm", "crun-wasm", "kata", "krun", "ocijail", "runc", "runj", "runsc", "youki")
+"""Runtimes that Podman knows without an entry (containers.conf(5), table engine.runtimes), and all others' runc."""
+
+
+NO_DEFAULT = {
+    "docker": "dockerd does not start",
+    "containerd": "containerd serves no Kubernetes",
+    "crio": "CRI-O does not start",
+    "podman": "no podman command works",
+}
+"""What comes of a default runtime without an entry."""
+
+
 def programs_of(engine: str, entry: Any) -> list[str]:
     """Return the programs that an entry of the table of runtimes names: Podman takes the first that is there."""
     if engine == "podman":
@@ -315,6 +346,7 @@ def _read_values(root: str, status: EngineStatus, data: dict[str, Any]) -> Engin
         gpus_hook=hook,
         gpus_hook_ours=bool(hook) and is_our_hook(root, hook),
         cri=engine == "crio" or (engine == "containerd" and not is_cri_off(data)),
+        default_missing=bool(find_missing_default(engine, data)),
     )
 
 

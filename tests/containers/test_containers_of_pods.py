@@ -82,9 +82,11 @@ def test_what_was_asked_for_and_not_given_is_said(plain: Made, simulated_host: S
     assert f"asked, not given: {asked}" in text
     (row,) = json.loads(ocigpu(plain, "ps", "--json").stdout)["containers"]
     assert (row["gpus"], row["unanswered"]) == ([], asked)
-    data = verify(plain)
-    assert (data["devices"], data["unanswered"], data["verdict"]) == ([], asked, "as granted")
-    assert asked in ocigpu(plain, "verify", NAME).stdout
+    data = verify(plain, status=3)
+    assert (data["devices"], data["unanswered"], data["verdict"]) == ([], asked, "less")
+    said = ocigpu(plain, "verify", NAME, status=3).stdout
+    assert f"not as granted: requested and not given: {asked}" in said
+    assert said.rstrip().endswith("verdict: less")
     host = Host(config=plain.environment["OCIGPU_CONFIG"], states=(str(plain.state),))
     (found,) = check_lost_gpus(host)
     assert (found.severity, found.evidence[0].found) == ("warning", asked)
@@ -93,6 +95,27 @@ def test_what_was_asked_for_and_not_given_is_said(plain: Made, simulated_host: S
     assert "not given" not in ocigpu(plain, "ps").stdout
     again = Host(config=host.config, states=host.states)
     assert [item.severity for item in check_lost_gpus(again)] == ["ok"]
+
+
+@pytest.mark.root
+@pytest.mark.engine
+def test_what_the_settings_refuse_is_said(plain: Made, simulated_host: SimulatedHost, tmp_path: Path) -> None:
+    settings = tmp_path / "config.toml"
+    key = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+    settings.write_text(f"{key} = false\n{Path(plain.environment['OCIGPU_CONFIG']).read_text()}")
+    settings.chmod(0o644)
+    made = plain._replace(environment={**plain.environment, "OCIGPU_CONFIG": str(settings)})
+    asked = f"NVIDIA_VISIBLE_DEVICES={simulated_host.gpus[2]}"
+    text = ocigpu(made, "ps").stdout
+    assert f"requested, refused by settings: {asked}: {key} is false" in text
+    assert "asked, not given" not in text
+    (row,) = json.loads(ocigpu(made, "ps", "--json").stdout)["containers"]
+    assert (row["unanswered"], row["refused"]) == ("", f"{asked}: {key} is false")
+    data = verify(made)
+    assert (data["unanswered"], data["verdict"]) == ("", "as granted")
+    assert "requested, refused by settings" in ocigpu(made, "verify", NAME).stdout
+    (found,) = check_lost_gpus(Host(config=str(settings), states=(str(made.state),)))
+    assert found.severity == "ok"
 
 
 @pytest.mark.root

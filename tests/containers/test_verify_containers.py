@@ -118,7 +118,9 @@ def test_a_variable_alone_grants_nothing(
     with container(make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "all"}), runtime_environment) as plain:
         made = plain._replace(environment=simulated_host.environment(plain.environment))
         found = verified(made)
-        assert (found.grant.devices, found.grant.by, found.verdict) == ((), "nothing", AS_GRANTED)
+        assert (found.grant.devices, found.grant.by, found.verdict) == ((), "nothing", LESS)
+        assert (found.unanswered, found.refused) == ("NVIDIA_VISIBLE_DEVICES=all", "")
+        assert {row.verdict for row in found.nodes} == {AS_GRANTED}
         assert {row.made for row in found.nodes} == {"EPERM"}
 
 

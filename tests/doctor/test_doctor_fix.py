@@ -37,6 +37,7 @@ FAULTS = {
     "two-cdi": ("cdi-duplicate.one-directory",),
     "cdi-hook": ("cdi-hook-missing.none",),
     "docker-unconfigured": ("engine-not-configured.docker",),
+    "docker-default": ("engine-default-missing.nvidia",),
     "docker-gpus": ("docker-gpus-hook.none",),
     "docker-cdi-off": ("docker-cdi-off.off",),
     "no-cgroups": ("no-cgroups-mismatch.ours",),

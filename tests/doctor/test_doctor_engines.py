@@ -1,0 +1,133 @@
+"""Docker that cannot start, and engines that do not run: found, explained by their words, and no host is ready then."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from doctor.conftest import Broken, Run
+from support import requirements
+from support.engine_roots import configure, make_host, put
+
+from ocigpu.doctor import engines as module
+from ocigpu.doctor.engines import check_default, check_running, does_run
+from ocigpu.doctor.findings import Finding
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.live import DockerAnswer
+from ocigpu.doctor.messages import find_messages
+from ocigpu.doctor.report import run_checks
+from ocigpu.doctor.works import find_works, is_ready
+from ocigpu.engines.status import EngineStatus, RuntimeEntry, read_engine_status
+
+OURS = RuntimeEntry("ocigpu", "/usr/bin/ocigpu-runtime", exists=True, ours=True)
+DOCKER = EngineStatus("docker", "", True, False, "/etc/docker/daemon.json", runtimes=(OURS,))
+PODMAN = EngineStatus("podman", "", True, False, "/etc/containers/containers.conf")
+
+
+def host_of(*engines: EngineStatus, answer: DockerAnswer | None = None) -> Host:
+    host = Host()
+    host.__dict__.update(engines=list(engines), docker=answer, daemons=[], processes={1: "init"})
+    return host
+
+
+@pytest.mark.parametrize(
+    ("engine", "path", "text"),
+    [
+        ("docker", "/etc/docker/daemon.json", '{"default-runtime": "nvidia", "runtimes": {}}'),
+        ("podman", "/etc/containers/containers.conf", '[engine]\nruntime = "nvidia"\n'),
+        ("crio", "/etc/crio/crio.conf", '[crio.runtime]\ndefault_runtime = "nvidia"\n'),
+        (
+            "containerd",
+            "/etc/containerd/config.toml",
+            'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\ndefault_runtime_name = "nvidia"\n',
+        ),
+    ],
+)
+def test_a_default_runtime_without_an_entry_is_found_told_and_given_one(
+    engine: str, path: str, text: str, tmp_path: Path
+) -> None:
+    root = make_host(tmp_path)
+    put(root, path, text)
+    host = Host(str(root))
+    mine = [item for item in host.engines if item.engine == engine]
+    assert [item.default_missing for item in mine] == [True]
+    (note,) = [note for note in configure(root, engine).notes if "default runtime" in note]
+    assert f"ocigpu engine configure {engine} --name nvidia" in note
+    assert not [note for note in configure(root, engine, name="nvidia").notes if "default runtime" in note]
+    assert not any(item.default_missing for item in read_engine_status(str(root)))
+
+
+@pytest.mark.parametrize("name", ["runc", "crun", "io.containerd.runc.v2", "/usr/bin/crun", ""])
+def test_what_engines_bring_without_an_entry_is_a_default(name: str, tmp_path: Path) -> None:
+    root = make_host(tmp_path)
+    put(root, "/etc/docker/daemon.json", json.dumps({"default-runtime": name}))
+    assert not any(item.default_missing for item in read_engine_status(str(root)))
+
+
+@pytest.mark.engine
+def test_the_words_of_dockerd_and_podman_are_known(tmp_path: Path, run: Run) -> None:
+    """The programs themselves say them: neither gets so far as to start anything."""
+    requirements.require(requirements.programs("dockerd", "podman"))
+    file = tmp_path / "daemon.json"
+    file.write_text('{"default-runtime": "nvidia"}')
+    words = ["dockerd", f"--config-file={file}", f"--data-root={tmp_path}/data", f"--exec-root={tmp_path}/exec"]
+    words += [f"--pidfile={tmp_path}/pid", f"--host=unix://{tmp_path}/socket", "--bridge=none", "--iptables=false"]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert said.returncode
+    (found,) = find_messages(said.stderr, log=True)
+    assert found.message.findings[0] == "engine-default-missing"
+    conf = tmp_path / "containers.conf"
+    conf.write_text('[engine]\nruntime = "nvidia"\n')
+    environment = {"PATH": "/usr/bin:/usr/sbin:/bin:/sbin", "HOME": str(tmp_path), "CONTAINERS_CONF": str(conf)}
+    said = subprocess.run(["podman", "info"], capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert "engine-default-missing" in find_messages(said.stderr, log=True)[0].message.findings
+
+
+def test_a_runtime_that_dockerd_was_started_with_needs_no_entry() -> None:
+    status = DOCKER._replace(default_runtime="nvidia", default_missing=True)
+    answer = DockerAnswer("/run/docker.sock", info={"Runtimes": {"nvidia": {"path": "x"}}})
+    assert [item.severity for item in check_default(host_of(status, answer=answer))] == ["ok"]
+    assert [item.severity for item in check_default(host_of(status))] == ["error"]
+
+
+def test_an_engine_that_does_not_run_is_a_finding_and_no_host_is_ready_then() -> None:
+    host = host_of(DOCKER)
+    (found,) = check_running(host)
+    assert (found.severity, found.fixes[0]) == ("error", "systemctl start docker")
+    works = find_works(host, [])
+    assert (works[-1].works, works[-1].line) == (False, "no: does not run")
+    well = [Finding("ok", "fine", name="no-gpu"), Finding("ok", "fine", name="no-driver")]
+    assert not is_ready(find_works(host, well), well)
+
+
+@pytest.mark.parametrize(
+    ("answer", "runs"),
+    [
+        (DockerAnswer("s", info={"ServerVersion": "28.1"}), True),
+        (DockerAnswer("s", "connect s: Connection refused"), False),
+        (DockerAnswer("s", "connect s: Permission denied", is_shut=True), None),
+        (DockerAnswer("s", "dockerd did not answer within 3 s", is_shut=True), None),
+        (None, False),
+    ],
+)
+def test_who_may_not_ask_and_who_waits_in_vain_do_not_know(answer: DockerAnswer | None, runs: bool | None) -> None:
+    host = host_of(DOCKER, answer=answer)
+    assert does_run(host, DOCKER) is runs
+
+
+def test_what_can_be_told_of_an_engine_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = host_of(DOCKER, PODMAN)
+    monkeypatch.setattr(module, "ways_to_gpus", lambda _, status: ["CDI"] if status.engine == "podman" else [])
+    assert [item.severity for item in check_running(host)] == ["note"]
+    monkeypatch.setattr(module, "ways_to_gpus", lambda *_: ["CDI"])  # somebody has told Docker of GPUs
+    assert [item.severity for item in check_running(host)] == ["warning"]
+    custom = DOCKER._replace(flavour="custom", target="/srv/daemon.json", running=True)
+    assert [item.severity for item in check_running(host_of(DOCKER, custom))] == ["ok"]
+
+
+def test_settings_that_refuse_are_notes_and_the_host_is_ready(broken: Broken, run: Run) -> None:
+    root = broken("refusing-settings")
+    found = [item for item in run_checks(Host(str(root)), ("settings-refuse",)) if item.is_bad]
+    assert [item.severity for item in found] == ["note", "note"]
+    assert "compute, utility only" in found[1].text
+    assert "your system is ready" in run("doctor", "--root", root)[1]
