@@ -323,6 +323,28 @@ def test_containerd_that_merges_plugins_gets_a_drop_in(
     assert snapshot(host) == before
 
 
+def test_a_file_of_version_1_gets_a_drop_in_where_containerd_2_would_pass_over_its_table(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker's package of containerd has such a file; a run before the update left an entry in it."""
+    text = 'disabled_plugins = ["cri"]\n'
+    put(host, PATHS["containerd"], text)
+    configure(host, "containerd")
+    assert "cri" in read(host, "containerd")["plugins"]
+    monkeypatch.setattr(module, "program_version", lambda _root, _engine: (2, 1))
+    configure(host, "containerd")
+    drop_in = "/etc/containerd/conf.d/99-ocigpu.toml"
+    assert read(host, "containerd")["imports"] == [drop_in]
+    written = read(host, "containerd", drop_in)
+    entry = written["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]["runtimes"]["ocigpu"]
+    assert (written["version"], entry["options"]) == (3, {"BinaryName": RUNTIME})
+    assert not configure(host, "containerd").changed
+    (status,) = [status for status in read_engine_status(str(host)) if status.engine == "containerd"]
+    assert status.configured
+    remove(host, "containerd")
+    assert (host / PATHS["containerd"].lstrip("/")).read_text() == text
+
+
 def test_an_engine_without_cdi_says_so(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "program_version", lambda _root, _engine: (1, 6))
     with pytest.raises(OcigpuError, match=r"containerd 1\.6 has no CDI; 1\.7 is the first"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import places
 from ocigpu.engines.document import ValueChange, apply_changes, is_template, look_up, name_of
-from ocigpu.engines.status import CRI_PLUGINS, import_paths
+from ocigpu.engines.status import CRI_NAMES, CRI_PLUGINS, import_paths, is_cri_off
 from ocigpu.system.programs import Finished, run_program
 
 _SECONDS = 60
@@ -68,7 +68,7 @@ def _check_containerd(program: str, directory: str, main: str, texts: Mapping[st
             if old.get(keys) != new.get(keys) and not _is_meant(keys, meant):
                 name = name_of(keys)
                 raise OcigpuError("OCIGPU-ENG-3", f"{main}: containerd would read {name} otherwise than before")
-    if meant.path:
+    if meant.path and not is_cri_off(after):
         _require_entry(main, after, meant)
     return "containerd config dump"
 
@@ -78,9 +78,12 @@ def _require_entry(main: str, data: dict[str, Any], meant: Meant) -> None:
     engines = [look_up(data, ("plugins", *plugin, "containerd")) or {} for plugin in CRI_PLUGINS.values()]
     options = [look_up(engine, ("runtimes", meant.name, "options")) or {} for engine in engines]
     if not any(meant.path in (option.get("BinaryName"), option.get("Runtime")) for option in options):
+        unseen = f'{main}: containerd would not see the runtime "{meant.name}"'
+        if all(path.endswith("/after.toml") for path in data.get("imports", ())):  # containerd 1 lists the file itself
+            raise OcigpuError("OCIGPU-ENG-3", unseen, "the file's version is not one that this containerd reads")
         raise OcigpuError(
             "OCIGPU-ENG-3",
-            f'{main}: containerd would not see the runtime "{meant.name}": a file of its imports replaces the table',
+            f"{unseen}: a file of its imports replaces the table",
             "name the last file of the imports that has the table: --drop-in FILE",
         )
     if meant.default and not any(engine.get("default_runtime_name") == meant.name for engine in engines):
@@ -88,7 +91,11 @@ def _require_entry(main: str, data: dict[str, Any], meant: Meant) -> None:
 
 
 def _dump(program: str, directory: str, name: str, main: str, texts: Mapping[str, str | None]) -> Finished:
-    """Run "containerd config dump" on copies; files that do not change are imported from where they are."""
+    """Run "containerd config dump" on copies; files that do not change are imported from where they are.
+
+    It shows nothing of a plugin that the file switches off (Docker's package does it to Kubernetes' interface), so the
+    copy has it on.
+    """
     text = texts[main] if main in texts else places.read_file("/", main)
     data = places.parse_config(main, text or "version = 2\n")
     imports = []
@@ -102,19 +109,28 @@ def _dump(program: str, directory: str, name: str, main: str, texts: Mapping[str
         copy = f"{directory}/{name}-{os.path.basename(path)}"
         if path != main and new is not None and copy not in imports:
             imports.append(_write(directory, os.path.basename(copy), new))
-    text = text or "version = 2\n"
-    if data.get("imports") or imports:
-        text, _ = apply_changes(main, text, [ValueChange(("imports",), imports)])
+    changes = [ValueChange(("imports",), imports)] if data.get("imports") or imports else []
+    if is_cri_off(data):
+        changes.append(ValueChange(("disabled_plugins",), [x for x in data["disabled_plugins"] if x not in CRI_NAMES]))
+    text, _ = apply_changes(main, text or "version = 2\n", changes)
     return _run([program, "--config", _write(directory, f"{name}.toml", text), "config", "dump"])
 
 
 def _leaves(data: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every value that is not empty with its keys: an entry without a key means the same as one with "" or 0."""
+    """Yield every value that is not empty with its keys: an entry without a key means the same as one with "" or 0.
+
+    So do the modes of a runtime's sandboxes: containerd's own entry for runc spells the usual one out, and for any
+    other it is filled in at the start (containerd 1.7, pkg/cri/config: ValidatePluginConfig; 2.0,
+    internal/cri/config: ValidateRuntimeConfig).
+    """
     for key, value in data.items():
         if isinstance(value, dict):
             yield from _leaves(value, (*keys, key))
-        elif value not in ("", 0, False, []):
+        elif value not in ("", 0, False, []) and not (key in _SANDBOX_KEYS and value == "podsandbox"):
             yield (*keys, key), value
+
+
+_SANDBOX_KEYS = ("sandbox_mode", "sandboxer")
 
 
 def _is_meant(keys: Sequence[str], meant: Meant) -> bool:

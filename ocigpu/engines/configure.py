@@ -401,6 +401,9 @@ def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, 
     notes = _disabled_notes(path, data)
     here = record is not None and any(entry.change.keys[-2:-1] == ("runtimes",) for entry in record.applied)
     merges = merges_plugins(program)
+    if version == 1 and program and program >= (2, 0) and options.drop_in != path:
+        # containerd 2 passes over the plugin's table in a file of version 1, but reads that of an import (seen: 2.1.9)
+        version, here = 3, False
     if options.drop_in == path or (not options.drop_in and (here or not merges or version == 1)):
         holders = [] if merges else _table_holders(options, path, data)
         if holders and holders[-1] != path:

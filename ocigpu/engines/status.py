@@ -19,6 +19,10 @@ CRI_PLUGINS = {1: ("cri",), 2: ("io.containerd.grpc.v1.cri",), 3: ("io.container
 """The plugin table of Kubernetes' interface by version of containerd's config (containerd, docs/cri/config.md)."""
 
 
+CRI_NAMES = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
+"""What a list of disabled plugins may call that interface."""
+
+
 class RuntimeEntry(NamedTuple):
     """A runtime of an engine's configuration: its name, program, and whether that is there and may be executed."""
 
@@ -133,8 +137,7 @@ def is_generated(root: str, status: EngineStatus) -> bool:
 def is_cri_off(data: Mapping[str, Any]) -> bool:
     """Whether a containerd configuration switches the interface for Kubernetes off."""
     disabled = data.get("disabled_plugins")
-    names = {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"}
-    return isinstance(disabled, list) and bool(names & set(map(str, disabled)))
+    return isinstance(disabled, list) and bool(CRI_NAMES & set(map(str, disabled)))
 
 
 def _has_drop_ins(root: str, engine: str, path: str) -> bool:

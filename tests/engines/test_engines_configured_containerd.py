@@ -1,5 +1,6 @@
 """A real containerd on the files that ``ocigpu engine configure containerd`` writes."""
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,10 @@ def test_a_pod_gets_its_gpus(
 
 
 def dump(config: Path) -> dict[str, Any]:
-    result = run(["containerd", "--config", config, "config", "dump"])
+    text = config.with_name("on.toml")
+    text.write_text(re.sub("disabled_plugins.*\n", "", config.read_text()))  # one that is off is not shown
+    result = run(["containerd", "--config", text, "config", "dump"])
+    text.unlink()
     found: dict[str, Any] = tomllib.loads(result.stdout)
     return found
 
@@ -98,6 +102,8 @@ def runtimes(config: Path) -> dict[str, str]:
         pytest.param("", id="an empty file"),
         pytest.param('oom_score = -5\n[plugins.cri]\nsandbox_image = "x"\n', id="version 1"),
         pytest.param(f'version = 2\n[plugins."{CRI}"]\nsandbox_image = "x"\n', id="version 2"),
+        pytest.param('disabled_plugins = ["cri"]\n', id="Docker's package"),
+        pytest.param(f'version = 2\ndisabled_plugins = ["{CRI}"]\n', id="switched off"),
         pytest.param(f'version = 2\nplugins."{CRI}".containerd.snapshotter = "native"\n', id="dotted keys"),
         pytest.param(
             f'version = 2\n[plugins."{CRI}".containerd.runtimes.crun]\nruntime_type = "io.containerd.runc.v2"\n'
