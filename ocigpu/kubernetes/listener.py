@@ -111,6 +111,7 @@ class Feed:
         self._value: Any = None
         self._version = -1
         self._streams = 0
+        self._turn = 0
         self._ending = False
 
     def tell(self, value: Any) -> bool:
@@ -129,12 +130,24 @@ class Feed:
             self._ending = ending
             self._condition.notify_all()
 
+    def break_off(self) -> None:
+        """End the streams that there are; others may begin."""
+        with self._condition:
+            self._turn += 1
+            self._condition.notify_all()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a stream tells its values."""
+        return bool(self._streams)
+
     def follow(self, context: Any) -> Iterator[Any]:
         """Yield the values for a call, until it or the feed ends."""
         if not context.add_callback(self._wake):
             return
         with self._condition:
             self._streams += 1
+            turn = self._turn
             crowded = self._streams > MAX_STREAMS
         try:
             if crowded:
@@ -143,7 +156,8 @@ class Feed:
             while True:
                 with self._condition:
                     new, now = sent != self._version, time.monotonic()
-                    if not context.is_active() or (self._ending and not new):
+                    ended = turn != self._turn or (self._ending and not new)
+                    if ended or not context.is_active():
                         return
                     if not new and now < due:
                         self._condition.wait(None if due == math.inf else due - now)

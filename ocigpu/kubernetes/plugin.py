@@ -6,10 +6,12 @@ logged and tried again.
 """
 
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.kubernetes.allocatable import Allocatable, pods_socket
 from ocigpu.kubernetes.allocate import usable_channels
 from ocigpu.kubernetes.config import Configuration, PluginOptions, Told, configure, read_configuration
 from ocigpu.kubernetes.devices import Inventory, Resource
@@ -24,13 +26,20 @@ from ocigpu.kubernetes.tenants.gate import LeaseGate
 from ocigpu.kubernetes.vfio import SWITCH_RESOURCE
 from ocigpu.system.service import Backoff, FollowedFile
 
+ASK = 3
+"""Readings of the node for one question to the kubelet which devices it has."""
+
 
 class Timing(NamedTuple):
-    """Seconds: ``poll`` between looks at files and sockets, ``probe`` between readings of the node."""
+    """Seconds: ``poll`` between looks at files and sockets, ``probe`` between readings of the node.
+
+    ``listens``: after which a kubelet that has taken a registration listens.
+    """
 
     poll: float = 0.5
     probe: float = 10.0
     rules: Rules = RULES
+    listens: float = 10.0
 
 
 class Served(NamedTuple):
@@ -61,7 +70,7 @@ class DevicePlugin(NodeProgram[Reading]):
         super().__init__(hardware_reader(), Monitor(Configuration()), timing.poll, timing.probe, as_json)
         self.told = told
         self.given_settings = settings
-        self.rules = timing.rules
+        self.rules, self.listens = timing.rules, timing.listens
         fixed = configure(told.flags, told.environment).options
         self.kubelet = fixed.kubelet_socket
         self.directory = os.path.dirname(self.kubelet or PluginOptions().kubelet_socket)
@@ -73,6 +82,11 @@ class DevicePlugin(NodeProgram[Reading]):
         self.gate: LeaseGate | None = None
         self.inventory = Inventory()
         self.served: dict[str, Served] = {}
+        self._missing: frozenset[str] = frozenset()
+        """Resources of which the kubelet had not all devices when it was last asked."""
+        self._allocatable = (
+            Allocatable(pods_socket(self.kubelet), ASK * timing.probe, self.signals.wake) if self.kubelet else None
+        )
         self._file = FollowedFile(told.file)
         self._first = True
         self._sick: dict[str, str] = {}
@@ -90,6 +104,8 @@ class DevicePlugin(NodeProgram[Reading]):
             try:
                 self._work()
             finally:
+                if self._allocatable:
+                    self._allocatable.close()
                 for name in list(self.served):
                     self._end(name)
 
@@ -105,6 +121,8 @@ class DevicePlugin(NodeProgram[Reading]):
             self._offer()
         for served in self.served.values():
             self._keep(served, now)
+        if self._allocatable and (found := self._allocatable.step(now)) is not None:
+            self._compare(found, now)
 
     # configuration
 
@@ -187,7 +205,7 @@ class DevicePlugin(NodeProgram[Reading]):
             served = self.served.get(resource.name)
             if served is None:
                 server = ResourceServer(offer, self.directory, self.log)
-                registration = Registration(self.kubelet, resource.name, self.signals.wake, self.log)
+                registration = Registration(self.kubelet, resource.name, self.signals.wake, self.log, self.listens)
                 self.served[resource.name] = Served(server, registration, Backoff(FIRST_RETRY, LONGEST_RETRY))
                 self.log("info", f"{resource.name}: {_count(resource)}", resource=resource.name)
             elif served.server.update(offer):
@@ -229,7 +247,24 @@ class DevicePlugin(NodeProgram[Reading]):
             if now < served.retry.due or not self._start(served, now):
                 return
         if self.kubelet:
+            if not server.is_followed and served.registration.holds(now):
+                cause = "it ended, or another plugin has this resource"
+                served.registration.renew(now, f"the kubelet no longer listens ({cause})")
             served.registration.step(now, identity(self.kubelet))
+
+    def _compare(self, found: Mapping[str, frozenset[str]], now: float) -> None:
+        """Register what the kubelet does not have twice in a row: another plugin may have taken the resource."""
+        before, self._missing = self._missing, frozenset()
+        for name, served in self.served.items():
+            healthy = {device.id for device in served.server.offer.resource.devices if not device.error}
+            if healthy <= found.get(name, frozenset()) or not served.registration.holds(now):
+                continue
+            if name not in before:
+                self._missing |= {name}
+                continue
+            served.server.break_off()
+            cause = "another plugin has or had this resource"
+            served.registration.renew(now, f"the kubelet does not have these devices ({cause})")
 
     def _start(self, served: Served, now: float) -> bool:
         try:

@@ -29,6 +29,8 @@ SELF_DIAL = 5.0
 REGISTER = 20.0
 """Seconds: the kubelet dials back before it answers, and gives that 10 s."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
+LASTING = 300.0
+"""Seconds after which a registration was a good one."""
 _STATUS = {RequestError: grpc.StatusCode.INVALID_ARGUMENT, OcigpuError: grpc.StatusCode.INTERNAL}
 """Of errors; an OcigpuError of no kind is a defect."""
 
@@ -82,6 +84,15 @@ class ResourceServer:
     def running(self) -> bool:
         """Whether it listens."""
         return self._listener.running
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the kubelet listens: without a stream it holds all devices for unhealthy."""
+        return self._devices.is_followed
+
+    def break_off(self) -> None:
+        """End the kubelet's streams, so that it takes another registration for a new beginning."""
+        self._devices.break_off()
 
     def update(self, offer: Offer) -> bool:
         """Answer from another offer; returns whether the kubelet is told about other devices or their health."""
@@ -160,10 +171,12 @@ def _dial(channel: grpc.Channel) -> None:
 class Registration:
     """A server's registration with the kubelet, tried until it succeeds; never waits.
 
-    ``wake``: called from another thread when there is an answer.
+    ``wake``: called from another thread when there is an answer.  ``listens``: seconds after which a kubelet that has
+    taken a registration listens.
     """
 
-    def __init__(self, kubelet: str, resource: str, wake: Callable[[], None], log: ServiceLog) -> None:
+    def __init__(self, kubelet: str, resource: str, wake: Callable[[], None], log: ServiceLog, listens: float) -> None:
+        self._listens = listens
         self._kubelet = kubelet
         self._resource = resource
         self._wake = wake
@@ -173,12 +186,30 @@ class Registration:
         self._channel: Any = None
         self._call: Any = None
         self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
+        self._left = Backoff(FIRST_RETRY, LONGEST_RETRY)
+        self._since = 0.0
 
     def again(self) -> None:
         """Register once more, now: the kubelet is another, or the server is."""
         self.cancel()
         self._with = ()
         self._retry.reset()
+
+    def holds(self, now: float) -> bool:
+        """Whether the kubelet has taken it, long enough ago to listen."""
+        return bool(self._with) and self._call is None and now >= self._since + self._listens
+
+    def renew(self, now: float, why_so: str) -> None:
+        """Register once more, since the kubelet has not what it took.
+
+        Two plugins of one resource would take it from each other for ever: each time it waits longer.
+        """
+        if now > self._since + LASTING:
+            self._left.reset()
+        self._with = ()
+        seconds = self._left.failed(now)
+        self._retry.due = self._left.due
+        self._say("warning", f"{why_so}: registering again in {seconds:.0f} s")
 
     def step(self, now: float, kubelet: tuple[int, ...]) -> None:
         """Do what is due; ``kubelet``: identity of its socket, () while there is none."""
@@ -209,7 +240,7 @@ class Registration:
     def _finish(self, now: float) -> None:
         error = self._call.exception()
         if error is None:
-            self._with = self._asked
+            self._with, self._since = self._asked, now
             self._retry.reset()
             self._log.forget(f"registration of {self._resource}")
             self._say("info", "registered with the kubelet")

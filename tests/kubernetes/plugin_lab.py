@@ -1,5 +1,7 @@
 """The device plugin and a kubelet as processes: both have threads of gRPC, and the test process forks."""
 
+import subprocess
+import sys
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
@@ -13,10 +15,40 @@ from ocigpu.kubernetes.health import Rules
 from ocigpu.kubernetes.config import parse_flags
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
 from ocigpu.system.settings_file import read_settings
-timing = Timing(0.1, 0.3, Rules(probes=2, hold=0.3, patience=0.0))
+timing = Timing(0.1, 0.3, Rules(probes=2, hold=0.3, patience=0.0), 1.0)
 DevicePlugin(parse_flags(sys.argv[2:], os.environ), read_settings(sys.argv[1]), True, timing).run()
 """
 """The command with less patience."""
+
+
+_OTHER = """
+import os, sys, time, grpc
+from concurrent.futures import ThreadPoolExecutor
+from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
+from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, REGISTRATION, method, open_channel, serve
+place, seconds = sys.argv[1], float(sys.argv[2])
+def listing(_request, context):
+    yield pb.ListAndWatchResponse(devices=[pb.Device(ID="other", health="Healthy")])
+    while context.is_active():
+        time.sleep(0.05)
+table = dict.fromkeys(DEVICE_PLUGIN.methods_by_name) | {"ListAndWatch": listing}
+table["GetDevicePluginOptions"] = lambda _request, _context: pb.DevicePluginOptions()
+server = grpc.server(ThreadPoolExecutor(4))
+server.add_generic_rpc_handlers((serve(DEVICE_PLUGIN, table),))
+server.add_insecure_port(f"unix:{place}/other.sock")
+server.start()
+request = pb.RegisterRequest(version="v1beta1", endpoint="other.sock", resource_name="nvidia.com/gpu")
+with open_channel(f"{place}/kubelet.sock") as channel:
+    method(channel, REGISTRATION, "Register")(request, timeout=60)
+time.sleep(seconds)
+os._exit(0)
+"""
+"""Another plugin of nvidia.com/gpu with one device, for so many seconds."""
+
+
+def other_plugin(directory: Path, seconds: float) -> None:
+    """Let another plugin come, and go without a word."""
+    subprocess.run([sys.executable, "-c", _OTHER, str(directory), str(seconds)], check=True, timeout=120)
 
 
 class Kubelet(AskedProgram):

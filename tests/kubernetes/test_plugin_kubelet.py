@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plugin_lab import GPU, MIG_1G, MIG_3G, Kubelet, Plugin, kubelet, plugin
+from plugin_lab import GPU, MIG_1G, MIG_3G, Kubelet, Plugin, kubelet, other_plugin, plugin
 from support import requirements
 from support.process import run, wait_for
 from support.product import PROGRAMS, SimulatedHost, make_simulated_host
@@ -209,6 +209,34 @@ def test_a_kubelet_that_refuses_is_asked_again(eight: tuple[Kubelet, Plugin]) ->
     kubelets.expect(gpu=(8, 0))
     kubelets.set_refusal("")
     kubelets.expect(gpu=(8, 8))
+
+
+def test_a_kubelet_that_no_longer_listens_is_told_again(eight: tuple[Kubelet, Plugin]) -> None:
+    """Kubelets before 1.25 close the connection of a plugin whose resource another one registers."""
+    kubelets, running = eight
+    other_plugin(running.directory, 0.5)
+    kubelets.expect(gpu=(8, 8))
+    running.wait_for_log("the kubelet no longer listens (it ended, or another plugin has this resource)")
+    assert kubelets.admit("pod", "main", {GPU: 8})["envs"], "its own connection, not one of the other's"
+
+
+def test_a_kubelet_that_lost_the_devices_is_told_again(simulated_host: SimulatedHost, work_directory: Path) -> None:
+    """Later ones go on listening, and hold all devices for unhealthy when the other plugin goes."""
+    directory = work_directory / "kubelet" / "device-plugins"
+    pods = work_directory / "kubelet" / "pod-resources"
+    pods.mkdir(parents=True)
+    with kubelet(directory) as kubelets:
+        kubelets.keep_streams()
+        kubelets.serve_pods(str(pods / "kubelet.sock"))
+        with plugin(simulated_host.settings, directory) as running:
+            kubelets.expect(gpu=(8, 8))
+            running.wait_for_log("registered with the kubelet")
+            other_plugin(directory, 0.5)
+            running.wait_for_log("the kubelet does not have these devices (another plugin has or had this resource)")
+            kubelets.expect(gpu=(8, 8))
+            assert kubelets.admit("pod", "main", {GPU: 8})["envs"]
+            running.wait_for_log("registered with the kubelet", 2)
+            assert "no longer listens" not in str(running.log)
 
 
 def test_sixty_four_gpus(session_directory: Path, directory: Path) -> None:

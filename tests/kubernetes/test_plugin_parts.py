@@ -32,8 +32,9 @@ from ocigpu.kubernetes.listener import MAX_STREAMS, Feed
 from ocigpu.kubernetes.node import KubernetesNode
 from ocigpu.kubernetes.plugin import DevicePlugin, Timing
 from ocigpu.kubernetes.reader import hardware_reader, read_again
-from ocigpu.kubernetes.server import socket_name
+from ocigpu.kubernetes.server import Registration, socket_name
 from ocigpu.kubernetes.specifications import wanted, write_specifications
+from ocigpu.system.service import ServiceLog
 from ocigpu.system.settings_file import read_settings
 
 A100, MIG = host("a100-8"), host("h100-8-mig")
@@ -381,6 +382,24 @@ class Call:
         raise RuntimeError(text)
 
 
+def test_two_plugins_of_one_resource_take_it_from_each_other_ever_more_rarely() -> None:
+    said: list[str] = []
+    log = ServiceLog(False)
+    log.once = lambda _topic, _level, text, **_: said.append(text)  # type: ignore[method-assign]
+    registration = Registration("/nowhere/kubelet.sock", "nvidia.com/gpu", lambda: None, log, 10.0)
+    waits = []
+    for now in (*range(0, 200, 20), 1000):
+        registration._with, registration._since = (1,), now  # it was taken
+        assert not registration.holds(now + 9)
+        assert registration.holds(now + 10)
+        registration.renew(now + 10, "the kubelet no longer listens")
+        waits.append(round(registration._retry.due - now - 10))
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30, 30]
+    registration._with, registration._since = (1,), 2000
+    registration.renew(2400, "the kubelet no longer listens")
+    assert said[-1] == "nvidia.com/gpu: the kubelet no longer listens: registering again in 1 s", "it was a good one"
+
+
 def test_streams_tell_what_is_new_and_at_their_end_what_is_left() -> None:
     feed = Feed()
     assert feed.tell("first")
@@ -398,6 +417,15 @@ def test_streams_tell_what_is_new_and_at_their_end_what_is_left() -> None:
     assert next(again) == "last"
     call.active = False
     assert list(again) == []
+    left = feed.follow(Call())
+    assert next(left) == "last"
+    assert feed.is_followed
+    feed.break_off()
+    assert list(left) == []
+    assert not feed.is_followed
+    new = feed.follow(Call())
+    assert next(new) == "last", "others may begin"
+    new.close()
     repeated = Feed(0.0)
     repeated.tell("well")
     assert list(itertools.islice(repeated.follow(Call()), 3)) == ["well"] * 3

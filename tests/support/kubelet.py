@@ -26,7 +26,7 @@ from google.protobuf.json_format import MessageToDict
 
 from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
 from ocigpu.kubernetes.api import podresources_pb2 as pods_pb
-from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, POD_RESOURCES, REGISTRATION, method, serve
+from ocigpu.kubernetes.api.services import DEVICE_PLUGIN, POD_RESOURCES, REGISTRATION, method, open_channel, serve
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 DIAL_SECONDS = 10
@@ -44,7 +44,7 @@ class Endpoint:
 
     def __init__(self, resource: str, path: Path) -> None:
         self.resource = resource
-        self.channel = grpc.insecure_channel(f"unix://{path}", [("grpc.default_authority", "localhost")])
+        self.channel = open_channel(str(path))  # Go's clients share no connection either
         self.options = pb.DevicePluginOptions()
         self.health: dict[str, str] = {}
         self.numa: dict[str, list[int]] = {}
@@ -69,6 +69,7 @@ class Kubelet:
         self.journal: list[str] = []
         self.refuse = ""
         self.keeps_checkpoint = True
+        self.keeps_streams = False
         self.residents: list[str] = []
         self.knows_pods = True
         self.server: grpc.Server | None = None
@@ -162,7 +163,7 @@ class Kubelet:
             old = self.endpoints.get(request.resource_name)
             self.endpoints[request.resource_name] = endpoint
             self.changed.notify_all()
-        if old:
+        if old and not self.keeps_streams:
             old.channel.close()
         threading.Thread(target=self._listen, args=(endpoint,), daemon=True).start()
         return pb.Empty()
@@ -171,9 +172,10 @@ class Kubelet:
         try:
             for message in endpoint.call("ListAndWatch", pb.Empty()):
                 with self.changed:
-                    endpoint.health = {device.ID: device.health for device in message.devices}
-                    endpoint.numa = {d.ID: [node.ID for node in d.topology.nodes] for d in message.devices}
-                    endpoint.lists += 1
+                    known = self._current(endpoint)
+                    known.health = {device.ID: device.health for device in message.devices}
+                    known.numa = {d.ID: [node.ID for node in d.topology.nodes] for d in message.devices}
+                    known.lists += 1
                     self.capacities[endpoint.resource] = set(endpoint.health)
                     self.changed.notify_all()
             ended = "closed"
@@ -182,8 +184,13 @@ class Kubelet:
         except ValueError:  # the channel was closed before the call
             ended = "closed"
         with self.changed:
-            endpoint.ended = ended
+            self._current(endpoint).ended = ended
+            endpoint.channel.close()
             self.changed.notify_all()
+
+    def _current(self, endpoint: Endpoint) -> Endpoint:
+        """Return whom a stream's news is about: from 1.25 on it is whoever has the resource."""
+        return self.endpoints.get(endpoint.resource, endpoint) if self.keeps_streams else endpoint
 
     # accounting
 
@@ -221,6 +228,13 @@ class Kubelet:
 
     def read_journal(self) -> list[str]:
         return list(self.journal)
+
+    def keep_streams(self) -> None:
+        """Do as kubelets from 1.25 on: the stream of a plugin whose resource another one registers goes on.
+
+        When either ends, all devices of the resource are unhealthy (plugin/v1beta1/handler.go, PluginDisconnected).
+        """
+        self.keeps_streams = True
 
     def set_refusal(self, text: str) -> None:
         """Answer every registration with this error; "" answers them as usual."""
@@ -452,8 +466,10 @@ class Kubelet:
     def _allocatable(self, _request: Any, _context: grpc.ServicerContext) -> Any:
         with self.lock:
             devices = [
-                pods_pb.ContainerDevices(resource_name=name, device_ids=sorted(self.devices(name)))
+                pods_pb.ContainerDevices(resource_name=name, device_ids=[id_])
                 for name in self.endpoints
+                for id_, health in self.devices(name).items()
+                if health == "Healthy"
             ]
         return pods_pb.AllocatableResourcesResponse(devices=devices)
 
