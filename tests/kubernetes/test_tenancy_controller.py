@@ -272,6 +272,7 @@ def test_a_suspended_tenancy_has_no_pods_and_gets_none(cluster: Cluster) -> None
         controller.resync()
     assert status(cluster)["phase"] == "Suspending"
     assert conditions(cluster)["WorkloadsStopped"] == ("False", "PodsLeft")
+    assert "p (finalizers batch.kubernetes.io/job-tracking)" in str(status(cluster)["conditions"])
     assert cluster.get("ResourceQuota", "ocigpu-tenancy", SPACE)["spec"]["hard"]["pods"] == "0"
     cluster.patch("Pod", "p", {"metadata": {"finalizers": None}}, SPACE)
     settle(controller)
@@ -317,6 +318,9 @@ def test_deletion_waits_for_the_namespace(cluster: Cluster) -> None:
         controller.resync()
     assert cluster.exists("Tenancy", "landon")
     assert conditions(cluster)["NamespaceReady"] == ("False", "NamespaceTerminating")
+    (said,) = (each["message"] for each in status(cluster)["conditions"] if each["type"] == "NamespaceReady")
+    assert "test/holds in 1 resource instances" in said, "whose finalizer it is"
+    assert "configmaps. has 1 resource instances" in said
     cluster.patch("ConfigMap", "c", {"metadata": {"finalizers": None}}, SPACE)
     settle(controller)
     assert not cluster.exists("Tenancy", "landon")

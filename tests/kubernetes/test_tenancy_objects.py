@@ -232,9 +232,7 @@ def test_pods_that_tenants_may_have_are_admitted(cluster: Cluster, spec: dict[st
     cluster.delete("Pod", "p", "tenant-landon")
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
+REFUSED = [
         ({"runtimeClassName": "runc"}, "runtimeClassName"),
         ({"annotations": {"io.katacontainers.config.hypervisor.path": "/x"}}, "io.katacontainers"),
         ({"annotations": {"cdi.k8s.io/vfio0": "nvidia.com/pgpu=0"}}, "choose devices"),
@@ -280,9 +278,10 @@ def test_pods_that_tenants_may_have_are_admitted(cluster: Cluster, spec: dict[st
         ({"container": {"resources": {"limits": {"ocigpu.io/gpu-check": "1"}}}}, "as one of"),
         ({"containers": [{"name": name, "image": "x", **GPU} for name in "ab"]}, "one container"),
         ({"initContainers": [{"name": "i", "image": "x", **GPU}]}, "one container"),
-    ],
-    ids=str,
-)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "words"), REFUSED, ids=str)
 def test_pods_that_tenants_may_not_have_are_refused(cluster: Cluster, spec: dict[str, Any], words: str) -> None:
     for user in (SERVICE, ADMIN):
         with pytest.raises(Problem, match=words) as caught:
@@ -305,6 +304,78 @@ def test_pods_cannot_become_what_they_could_not_be_made_as(cluster: Cluster) -> 
     # the scheduler's binding and the kubelet's status are not in the way
     cluster.bind("p", "tenant-landon", "node-1")
     cluster.patch("Pod", "p", {"status": {"phase": "Running"}}, "tenant-landon", sub="status")
+    cluster.delete("Pod", "p", "tenant-landon", gracePeriodSeconds=0)
+
+
+CLUSTERS = "system:serviceaccount:kube-system:statefulset-controller"
+AT_CREATION = ("nodeName", "automountServiceAccountToken")
+"""What is set when a pod is made, and never afterwards."""
+
+
+@pytest.fixture
+def going(cluster: Cluster) -> Iterator[Any]:
+    """Make an object that is being deleted and is kept by a finalizer; it goes when a tenant takes that away."""
+    made = []
+
+    def make(document: dict[str, Any]) -> dict[str, Any]:
+        document["metadata"]["finalizers"] = ["foregroundDeletion"]
+        cluster.create(document)
+        where = (document["kind"], document["metadata"]["name"], document["metadata"].get("namespace"))
+        made.append(where)
+        cluster.delete(*where)
+        assert cluster.get(*where)["metadata"]["deletionTimestamp"]
+        return cluster.get(*where)
+
+    yield make
+    for where in made:
+        found = cluster.get(*where)
+        cluster.update({**found, "metadata": {**found["metadata"], "finalizers": []}}, user=SERVICE)
+        assert not cluster.exists(*where)
+
+
+@pytest.mark.parametrize(("spec", "words"), [case for case in REFUSED if not set(AT_CREATION) & set(case[0])], ids=str)
+def test_pods_that_are_being_deleted_cannot_become_what_they_could_not_be_made_as(
+    cluster: Cluster, going: Any, spec: dict[str, Any], words: str
+) -> None:
+    found = going(pod())
+    wrong = pod(**copy.deepcopy(spec))
+    for field in ("annotations", "finalizers"):
+        wrong["metadata"].setdefault(field, found["metadata"].get(field, []))
+    for user in (SERVICE, ADMIN):
+        with pytest.raises(Problem, match=words):
+            cluster.update(
+                {**found, "metadata": {**found["metadata"], **wrong["metadata"]}, "spec": wrong["spec"]}, user=user
+            )
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_annotations_are_held_to_the_rules_through_every_part_of_a_pod(
+    cluster: Cluster, going: Any, deleted: bool
+) -> None:
+    if deleted:
+        going(pod())
+    else:
+        cluster.create(pod())
+    wrong = {"metadata": {"annotations": {"io.katacontainers.config.hypervisor.path": "/x"}}}
+    for sub in ("", "status"):
+        with pytest.raises(Problem, match=r"io\.katacontainers"):
+            cluster.patch("Pod", "p", wrong, "tenant-landon", sub=sub)
+    with pytest.raises(Problem, match="finalizers would keep"):
+        cluster.patch("Pod", "p", {"metadata": {"finalizers": ["evil.example/hold"]}}, "tenant-landon", sub="status")
+    cluster.patch("Pod", "p", {"status": {"phase": "Running"}}, "tenant-landon", sub="status")
+    if not deleted:
+        cluster.delete("Pod", "p", "tenant-landon")
+
+
+def test_only_the_scheduler_binds_pods(cluster: Cluster) -> None:
+    """A binding chooses the node, and what annotations it has are the pod's (BindingREST)."""
+    cluster.create(pod(), user=SERVICE)
+    body = {"target": {"kind": "Node", "name": "node-1"}, "metadata": {"annotations": {"cdi.k8s.io/x": "y"}}}
+    head = {"kind": "Pod", "metadata": {"name": "p", "namespace": "tenant-landon"}}
+    with pytest.raises(Problem, match="controller's"):
+        cluster._do("POST", head, SERVICE, "binding", named=True, body=body)
+    cluster._do("POST", head, "system:kube-scheduler", "binding", named=True, body={"target": body["target"]})
+    assert cluster.get("Pod", "p", "tenant-landon")["spec"]["nodeName"] == "node-1"
     cluster.delete("Pod", "p", "tenant-landon", gracePeriodSeconds=0)
 
 
@@ -350,6 +421,113 @@ def test_claims_and_services_that_lead_out_of_a_tenancy_are_refused(
 ) -> None:
     with pytest.raises(Problem, match=words):
         cluster.create(copy.deepcopy(document), user=SERVICE)
+
+
+@pytest.mark.parametrize(("document", "words"), LEADING_OUT, ids=str)
+def test_claims_and_services_that_are_being_deleted_cannot_lead_out_of_a_tenancy(
+    cluster: Cluster, going: Any, document: dict[str, Any], words: str
+) -> None:
+    if "takes any volume" in words:  # a claim's class is set when it is made
+        return
+    found = going(service() if document["kind"] == "Service" else claim())
+    with pytest.raises(Problem, match=words):
+        cluster.update({**found, "spec": document["spec"]}, user=SERVICE)
+    # what changes nothing is nobody's affair
+    cluster.update({**found, "metadata": {**found["metadata"], "labels": {"a": "b"}}}, user=SERVICE)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_the_address_of_a_load_balancer_is_the_clusters_to_tell(cluster: Cluster, going: Any, deleted: bool) -> None:
+    found = going(service()) if deleted else cluster.create(service(), user=SERVICE)
+    balanced = {**found, "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}}
+    with pytest.raises(Problem, match="traffic that is for others"):
+        cluster.update(balanced, sub="status", user=SERVICE)
+    cluster.update({**found, "status": {"loadBalancer": {}}}, sub="status", user=SERVICE)
+    if not deleted:
+        cluster.delete("Service", "data", "tenant-landon")
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        "volume.beta.kubernetes.io/storage-class",
+        "volume.kubernetes.io/selected-node",
+        "pv.kubernetes.io/bind-completed",
+    ],
+)
+def test_annotations_choose_no_volume(cluster: Cluster, annotation: str) -> None:
+    """The old annotation of a class goes before the class (component-helpers, storage/volume/helpers.go)."""
+    document = claim()
+    document["metadata"]["annotations"] = {annotation: "of-others"}
+    for user in (SERVICE, CLUSTERS):
+        with pytest.raises(Problem, match="annotations by which the cluster chooses"):
+            cluster.create(copy.deepcopy(document), user=user)
+    made = cluster.create(claim(), user=SERVICE)
+    chosen = {**made, "metadata": {**made["metadata"], "annotations": {annotation: "node-1"}}}
+    with pytest.raises(Problem, match="annotations by which the cluster chooses"):
+        cluster.update(chosen, user=SERVICE)
+    made = cluster.update(chosen, user="system:kube-scheduler")
+    made["metadata"]["annotations"]["mine"] = "1"
+    cluster.update(made, user=SERVICE)
+    cluster.delete("PersistentVolumeClaim", "data", "tenant-landon")
+
+
+@pytest.mark.parametrize("user", [CLUSTERS, "system:kube-controller-manager"])
+def test_what_a_controller_makes_from_a_tenants_template_is_the_tenants(cluster: Cluster, user: str) -> None:
+    """A StatefulSet's templates of claims have every field that a claim has."""
+    for document, words in LEADING_OUT:
+        with pytest.raises(Problem, match=words):
+            cluster.create(copy.deepcopy(document), user=user)
+    kept = claim()
+    kept["metadata"]["finalizers"] = ["evil.example/hold"]
+    with pytest.raises(Problem, match="finalizers would keep"):
+        cluster.create(kept, user=user)
+
+
+FOREIGN = ["evil.example/hold", "kubernetes", "ocigpu.io/tenancy", "batch.kubernetes.io/job-tracking"]
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Service", "PersistentVolumeClaim", "Job", "Deployment"])
+def test_nothing_that_a_tenant_makes_is_kept_by_finalizers_of_others(cluster: Cluster, kind: str) -> None:
+    api = {"Job": "batch/v1", "Deployment": "apps/v1"}.get(kind, "v1")
+    known = {"Service": service, "PersistentVolumeClaim": claim}.get(kind)
+    head = {"apiVersion": api, "kind": kind, "metadata": {"name": "data", "namespace": "tenant-landon"}}
+    document = known() if known else {**head, "spec": {}}
+    for finalizer in FOREIGN:
+        wrong = copy.deepcopy(document)
+        wrong["metadata"]["finalizers"] = [finalizer]
+        with pytest.raises(Problem, match="finalizers would keep"):
+            cluster.create(wrong, user=SERVICE)
+    allowed = ["foregroundDeletion", *(["kubernetes.io/pvc-protection"] if known is claim else [])]
+    document["metadata"]["finalizers"] = allowed
+    made = cluster.create(document, user=SERVICE)
+    more = {**made, "metadata": {**made["metadata"], "finalizers": [*allowed, "evil.example/hold"]}}
+    for sub in ("", "status") if kind not in ("ConfigMap", "Secret") else ("",):
+        with pytest.raises(Problem, match="finalizers would keep"):
+            cluster.update(copy.deepcopy(more), sub=sub, user=SERVICE)
+    cluster.delete(kind, "data", "tenant-landon")
+    held = cluster.get(kind, "data", "tenant-landon")
+    for finalizers in ([*allowed, "evil.example/hold"], ["evil.example/hold"]):  # being deleted
+        with pytest.raises(Problem, match="finalizers would keep"):
+            cluster.update({**held, "metadata": {**held["metadata"], "finalizers": finalizers}}, user=SERVICE)
+    # controllers of the cluster protect what is in use, and it goes when they say so
+    theirs = {**held["metadata"], "finalizers": [*allowed, "snapshot.storage.kubernetes.io/in-use"]}
+    held = cluster.update({**held, "metadata": theirs}, user="system:serviceaccount:kube-system:snapshot-controller")
+    cluster.update({**held, "metadata": {**held["metadata"], "labels": {"a": "b"}}}, user=SERVICE)
+    cluster.patch(kind, "data", {"metadata": {"finalizers": None}}, "tenant-landon")
+    assert not cluster.exists(kind, "data", "tenant-landon")
+
+
+def test_finalizers_of_the_clusters_controllers_may_be_named() -> None:
+    with Cluster() as cluster:
+        install(cluster, finalizers=["storage.example/protection"])
+        labels = {"ocigpu.io/tenancy": "landon"}
+        cluster.create(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-landon", "labels": labels}}
+        )
+        document = claim()
+        document["metadata"]["finalizers"] = ["storage.example/protection"]
+        cluster.create(document, user=SERVICE)
 
 
 def test_claims_and_services_of_a_tenancys_own_are_admitted_and_stay_so(cluster: Cluster) -> None:
@@ -436,6 +614,34 @@ def test_only_the_controller_and_operators_change_what_keeps_a_tenancy_in_its_pl
     cluster.delete("NetworkPolicy", "open", "default")
 
 
+def test_being_deleted_makes_nobody_the_controller(cluster: Cluster) -> None:
+    """The same as above, with objects that are kept by a finalizer."""
+    labels = {"ocigpu.io/tenancy": "going"}
+    head = {"name": "tenant-going", "labels": labels, "finalizers": ["foregroundDeletion"]}
+    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": head}, user=ACCOUNT)
+    held = policy("tenant-going")
+    held["metadata"]["finalizers"] = ["foregroundDeletion"]
+    cluster.create(held, user=ACCOUNT)
+    outside = policy("default")
+    outside["metadata"]["finalizers"] = ["foregroundDeletion"]
+    cluster.create(outside)
+    for space in ("tenant-going", "default"):
+        cluster.delete("NetworkPolicy", "open", space)
+    cluster.delete("Namespace", "tenant-going")
+    space = cluster.get("Namespace", "tenant-going")
+    held = cluster.get("NetworkPolicy", "open", "tenant-going")
+    with pytest.raises(Problem, match="change the Tenancy instead"):
+        cluster.update({**held, "spec": {"podSelector": {}, "ingress": [{}]}}, user=SERVICE)
+    with pytest.raises(Problem, match="change the Tenancy instead"):
+        cluster.update({**space, "metadata": {**space["metadata"], "labels": {}}}, user=SERVICE)
+    outside = cluster.get("NetworkPolicy", "open", "default")
+    with pytest.raises(Problem, match="namespaces of tenancies only"):
+        cluster.update({**outside, "spec": {"podSelector": {}}}, user=ACCOUNT)
+    for space_ in ("tenant-going", "default"):
+        cluster.patch("NetworkPolicy", "open", {"metadata": {"finalizers": None}}, space_)
+    cluster.patch("Namespace", "tenant-going", {"metadata": {"finalizers": None}})
+
+
 def test_the_controller_can_do_nothing_outside_of_namespaces_of_tenancies(cluster: Cluster) -> None:
     other = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mine"}}
     for document in (policy("kube-system"), other, pod(namespace="default")):
@@ -450,7 +656,7 @@ def test_policies_that_are_weakened_are_not_in_force(cluster: Cluster) -> None:
     assert (
         find_unenforced([], bindings)
         == find_unenforced(policies, [])
-        == ("ocigpu-tenant-pods", "ocigpu-tenant-resources", "ocigpu-tenant-objects")
+        == ("ocigpu-tenant-pods", "ocigpu-tenant-resources", "ocigpu-tenant-objects", "ocigpu-tenant-finalizers")
     )
 
     def weakened(documents: list[dict[str, Any]], **spec: Any) -> list[dict[str, Any]]:
@@ -458,8 +664,8 @@ def test_policies_that_are_weakened_are_not_in_force(cluster: Cluster) -> None:
 
     narrow = {"namespaceSelector": {"matchLabels": {"ocigpu.io/tenancy": "landon"}}}
     for spec in ({"validationActions": ["Warn"]}, {"matchResources": narrow}, {"policyName": "other"}):
-        assert len(find_unenforced(policies, weakened(bindings, **spec))) == 3
-    assert len(find_unenforced(weakened(policies, failurePolicy="Ignore"), bindings)) == 3
+        assert len(find_unenforced(policies, weakened(bindings, **spec))) == 4
+    assert len(find_unenforced(weakened(policies, failurePolicy="Ignore"), bindings)) == 4
 
 
 # --- the chart
@@ -497,6 +703,7 @@ def test_with_cilium_denials_hold_for_all_tenancies() -> None:
         {"gpuCounts": [1]},
         {"deniedCidrs": ["10.0.0.1"]},
         {"registries": ["a'b/"]},
+        {"finalizers": ["a'b/"]},
         {"network": "calico"},
         {"replicas": 0},
         {"enable": True},

@@ -461,13 +461,18 @@ class Cluster:
                 raise Problem(404, "NotFound", f"{kind.describe(request.name)} not found", kind, request.name)
             if verb == "get":
                 return 200, self._shown(request, found)
-            if request.sub == "eviction":
+            if request.sub in ("binding", "eviction"):
+                self._admit(request, "CREATE", request.body, None)
+            if request.sub == "eviction":  # no policy is asked about the deletion that follows (EvictionREST)
                 options = (request.body or {}).get("deleteOptions")
-                self._delete(request._replace(method="DELETE", sub="", body=options), found)
+                self._delete(request._replace(method="DELETE", sub="", body=options), found, asked=True)
                 return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
             if request.sub == "binding":
                 bound = copy.deepcopy(found)
                 bound["spec"]["nodeName"] = request.body["target"]["name"]
+                for field in ("labels", "annotations"):  # BindingREST adds what the binding has
+                    more = (request.body.get("metadata") or {}).get(field)
+                    bound["metadata"].update({field: {**bound["metadata"].get(field, {}), **more}} if more else {})
                 return 201, self._written(request, "MODIFIED", bound, copy.deepcopy(found))
             if verb == "delete":
                 return 200, self._delete(request, found)
@@ -605,11 +610,7 @@ class Cluster:
         schema = kind.versions[request.version]
         if schema is not None:
             document = default_custom(document, schema)
-        spaces = self._store(self._find("Namespace"))
-        store = {name: self._store(self._find(name)) for name in POLICIES}
-        space = document if kind.kind == "Namespace" else spaces.get(("", request.namespace))
-        operation = "CREATE" if old is None else "UPDATE"
-        admit(store, request, operation, document, old, space)
+        self._admit(request, "CREATE" if old is None else "UPDATE", document, old)
         if schema is not None:
             check_custom(kind, document, old, schema)
         return document
@@ -667,21 +668,54 @@ class Cluster:
                     self._remove(kind, found)
                 left += (name, found["metadata"]["name"]) in self._store(kind)
         kind = self._find("Namespace")
+        space["status"]["conditions"] = list(self._what_is_left(name))
         if not left and ("", name) in self._store(kind) and space["spec"]["finalizers"] == ["kubernetes"]:
             space["spec"]["finalizers"] = []
             if not space["metadata"].get("finalizers"):
                 request = Request(_CONTROLLER, "DELETE", kind, "v1", "", name, "", {}, "", {})
                 self._written(request, "DELETED", space, space)
 
-    def _delete(self, request: Request, found: Object) -> Object:
+    def _what_is_left(self, name: str) -> Iterator[Object]:
+        """Yield the conditions of a namespace that is being deleted (namespace controller, status_condition.go)."""
+        remaining: dict[str, int] = {}
+        finalizers: dict[str, int] = {}
+        for kind in self._kinds.values():
+            for (space, _), one in self._store(kind).items():
+                if kind.namespaced and space == name:
+                    resource = f"{kind.plural}.{kind.group}"
+                    remaining[resource] = remaining.get(resource, 0) + 1
+                    for each in one["metadata"].get("finalizers", []):
+                        finalizers[each] = finalizers.get(each, 0) + 1
+        words = ", ".join(f"{resource} has {count} resource instances" for resource, count in remaining.items())
+        yield _condition(
+            "NamespaceContentRemaining", "SomeResourcesRemain", f"Some resources are remaining: {words}", words
+        )
+        words = ", ".join(f"{each} in {count} resource instances" for each, count in finalizers.items())
+        said = f"Some content in the namespace has finalizers remaining: {words}"
+        yield _condition("NamespaceFinalizersRemaining", "SomeFinalizersRemain", said, words)
+
+    def _admit(self, request: Request, operation: str, document: Object | None, old: Object | None) -> None:
+        spaces = self._store(self._find("Namespace"))
+        kinds = {*POLICIES, *self._param_kinds()}
+        store = {name: self._store(self._find(name)) for name in kinds}
+        space = spaces.get(("", request.namespace))
+        if request.kind.kind == "Namespace" and operation != "DELETE":
+            space = document
+        admit(store, request, operation, document, old, space)
+
+    def _param_kinds(self) -> Iterator[str]:
+        for policy in self._store(self._find("ValidatingAdmissionPolicy")).values():
+            if policy["spec"].get("paramKind"):
+                yield policy["spec"]["paramKind"]["kind"]
+
+    def _delete(self, request: Request, found: Object, asked: bool = False) -> Object:
         kind, options = request.kind, request.body or {}
         metadata = found["metadata"]
         for field, wanted in (options.get("preconditions") or {}).items():
             if metadata[field] != wanted:
                 raise _conflict(kind, request.name, f"Precondition failed: {field} in precondition: {wanted}")
-        spaces = self._store(self._find("Namespace"))
-        store = {name: self._store(self._find(name)) for name in POLICIES}
-        admit(store, request, "DELETE", None, found, spaces.get(("", request.namespace)))
+        if not asked:
+            self._admit(request, "DELETE", None, found)
         grace = options.get("gracePeriodSeconds", request.query.get("gracePeriodSeconds"))
         if kind.kind == "Pod" and grace is None and found["spec"].get("nodeName"):
             ended = found["status"].get("phase") in ("Succeeded", "Failed")
@@ -774,8 +808,11 @@ class Cluster:
             raise _conflict(kind, request.name, words)
         if new["metadata"].get("uid", metadata["uid"]) != metadata["uid"]:
             raise _conflict(kind, request.name, "Precondition failed: UID in precondition")
-        if request.sub == "status":
+        if request.sub == "status" and kind.custom:
             new = {**copy.deepcopy(found), "status": new.get("status", {})}
+        elif request.sub == "status":  # strategies of the server's own kinds keep the spec, and let metadata be written
+            kept = {key: value for key, value in found.items() if key not in ("metadata", "status")}
+            new = {**copy.deepcopy(kept), "metadata": new["metadata"], "status": new.get("status", {})}
         elif kind.status and request.user.name != ADMIN:
             new = {**new, **({"status": copy.deepcopy(found["status"])} if "status" in found else {})}
             if "status" not in found:
@@ -907,6 +944,11 @@ class Cluster:
 
 ROLES = ("ClusterRoleBinding", "RoleBinding", "ClusterRole", "Role")
 POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ConfigMap")
+
+
+def _condition(kind: str, reason: str, message: str, holds: str) -> Object:
+    status = {"status": "True", "reason": reason, "message": message} if holds else {"status": "False"}
+    return {"type": kind, **status, "lastTransitionTime": _now()}
 
 
 def _no_path() -> Problem:

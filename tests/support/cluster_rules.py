@@ -218,7 +218,9 @@ def admit(
         scopes = (spec.get("matchConstraints", {}), binding["spec"].get("matchResources", {}))
         if not all(_is_concerned(scope, request, operation, document or old, space) for scope in scopes):
             continue
-        denied = _denial(spec, request, operation, document, old, space, _parameters(store, binding, spec))
+        parameters = _parameters(store, binding, spec, request.namespace)
+        denials = (_denial(spec, request, operation, document, old, space, one) for one in parameters)
+        denied = next((denial for denial in denials if denial is not None), None)
         if denied is not None:
             name, bound = policy["metadata"]["name"], binding["metadata"]["name"]
             words = f"ValidatingAdmissionPolicy '{name}' with binding '{bound}' denied request: {denied[0]}"
@@ -287,11 +289,17 @@ def _denial(
     return None
 
 
-def _parameters(store: Store, binding: Object, spec: Object) -> Any:
+def _parameters(store: Store, binding: Object, spec: Object, namespace: str) -> list[Any]:
+    """Return the objects that a policy is asked with, one after the other: it holds if it does with each."""
     reference = binding["spec"].get("paramRef")
     if not reference or not spec.get("paramKind"):
-        return None
-    return store[spec["paramKind"]["kind"]].get((reference.get("namespace", ""), reference.get("name", "")))
+        return [None]
+    found = store[spec["paramKind"]["kind"]]
+    if "selector" in reference:  # without a namespace: those of the request's
+        space = reference.get("namespace", namespace)
+        chosen = [one for (where, _), one in found.items() if where == space and selects(reference["selector"], one)]
+        return chosen or ([] if reference["parameterNotFoundAction"] == "Allow" else [None])
+    return [found.get((reference.get("namespace", ""), reference.get("name", "")))]
 
 
 def _is_concerned(scope: Object, request: Any, operation: str, document: Object | None, space: Object | None) -> bool:
@@ -300,6 +308,7 @@ def _is_concerned(scope: Object, request: Any, operation: str, document: Object 
     def named(rule: Object) -> bool:
         return (
             {operation, "*"} <= {*rule["operations"], "*"}
+            and rule.get("scope", "*") in ("*", "Namespaced" if request.kind.namespaced else "Cluster")
             and bool({request.kind.group, "*"} & set(rule["apiGroups"]))
             and bool({request.version, "*"} & set(rule["apiVersions"]))
             and bool(

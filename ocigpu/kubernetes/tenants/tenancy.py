@@ -7,7 +7,8 @@ Standards"; Cilium's "Layer 3 Policies".
 """
 
 import ipaddress
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
@@ -21,7 +22,7 @@ TENANCY_LABEL, UID_LABEL = "ocigpu.io/tenancy", "ocigpu.io/tenancy-uid"
 FINALIZER = "ocigpu.io/tenancy"
 REGISTRIES = "ocigpu.io/registries"
 """Annotation of a tenancy's namespace: whose images its pods may run, with commas; the admission policy reads it."""
-POLICIES = ("ocigpu-tenant-pods", "ocigpu-tenant-resources", "ocigpu-tenant-objects")
+POLICIES = ("ocigpu-tenant-pods", "ocigpu-tenant-resources", "ocigpu-tenant-objects", "ocigpu-tenant-finalizers")
 """Names of the admission policies, and of their bindings."""
 OBJECT_NAME = "ocigpu-tenancy"
 SETTLED_LEASES = ("Free", "Quarantined")
@@ -297,8 +298,22 @@ def _judge_namespace(tenancy: Document, space: Document | None) -> Verdict:
         words = f"namespace {name} is another one than that of UID {known}: remove it"
         return Verdict("NamespaceReady", False, "NamespaceReplaced", words)
     if space["metadata"].get("deletionTimestamp") or (space.get("status") or {}).get("phase") != "Active":
-        return Verdict("NamespaceReady", False, "NamespaceTerminating", f"namespace {name} is going away")
+        words = "; ".join([f"namespace {name} is going away", *_what_holds(space)])
+        return Verdict("NamespaceReady", False, "NamespaceTerminating", words)
     return Verdict("NamespaceReady", True, "Observed")
+
+
+_HOLDING = re.compile(r"NamespaceDeletion\w+|NamespaceContentRemaining|NamespaceFinalizersRemaining")
+"""Conditions by which the namespace controller says what a namespace waits for (k8s.io/api core/v1 types.go)."""
+
+
+def _what_holds(space: Document) -> Iterator[str]:
+    """Yield why a namespace that is being deleted is still there: whose finalizers, and what the cluster says."""
+    if finalizers := space["metadata"].get("finalizers"):
+        yield f"it has the finalizers {printable(', '.join(finalizers), 300)}"
+    for each in (space.get("status") or {}).get("conditions") or []:
+        if _HOLDING.fullmatch(str(each.get("type"))) and each.get("status") == "True":
+            yield printable(str(each.get("message", "")), 500)
 
 
 _CONDITIONS = {
@@ -325,7 +340,7 @@ def judge(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tupl
     words = f"not in force: {missing}; install packaging/kubernetes/tenants.yaml" if missing else ""
     verdicts.append(Verdict("AdmissionEnforced", not missing, "NotInForce" if missing else "Observed", words))
     if is_closed(tenancy):
-        pods = [each["metadata"]["name"] for each in seen.pods]
+        pods = [_with_finalizers(each["metadata"]) for each in seen.pods]
         verdicts.append(
             Verdict("WorkloadsStopped", not pods, "PodsLeft" if pods else "Observed", _names("pods are left", pods))
         )
@@ -350,6 +365,11 @@ def _judge_object(type_: str, planned: Document, found: Document | None, seen: T
     if kind == "CiliumNetworkPolicy" and valid is not None and valid.get("status") != "True":
         return Verdict(type_, False, "Rejected", printable(str(valid.get("message", "")), 300))
     return Verdict(type_, True, "Observed")
+
+
+def _with_finalizers(metadata: Document) -> str:
+    finalizers = ", ".join(metadata.get("finalizers") or ())
+    return f"{metadata['name']}{f' (finalizers {printable(finalizers, 100)})' if finalizers else ''}"
 
 
 def _names(words: str, names: Sequence[str]) -> str:

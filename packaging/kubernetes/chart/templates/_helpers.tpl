@@ -215,3 +215,26 @@ takes none from variables (strategy volume-mounts). */}}
     type: CharDevice
 {{- end }}
 {{- end -}}
+
+{{/* A match condition: the request makes an object, or changes what policies are about.  An object that is being deleted
+is like any other: whoever keeps it by a finalizer may take that away, and change nothing else.  With what else counts
+as a change: "EXPRESSION || ". */}}
+{{- define "ocigpu.changes" -}}
+- name: changes
+  expression: >-
+    request.operation == 'CREATE' || {{ . }}dyn(object.spec) != dyn(oldObject.spec) ||
+    (has(object.metadata.annotations) && (!has(oldObject.metadata.annotations) ||
+    object.metadata.annotations != oldObject.metadata.annotations)) ||
+    (has(object.metadata.finalizers) && object.metadata.finalizers.exists(f,
+    !has(oldObject.metadata.finalizers) || !(f in oldObject.metadata.finalizers)))
+{{- end -}}
+
+{{/* CEL: whether a request is of a controller or of the scheduler of the cluster. */}}
+{{- define "ocigpu.clusters" -}}
+(request.userInfo.username in ['system:kube-controller-manager', 'system:kube-scheduler'] || request.userInfo.username.startsWith('system:serviceaccount:kube-system:'))
+{{- end -}}
+
+{{/* CEL: whether a request is of somebody who may change what keeps a tenancy in its place. */}}
+{{- define "ocigpu.operator" -}}
+(has(request.userInfo.groups) && request.userInfo.groups.exists(g, g in {{ .Values.tenants.operators | toJson }}))
+{{- end -}}
