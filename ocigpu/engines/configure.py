@@ -14,7 +14,6 @@ from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.record import EngineRecord, backup_path, digest, parse_record, record_path
 from ocigpu.engines.status import (
     CRI_PLUGINS,
-    GENERATED,
     HOOK,
     NO_DEFAULT,
     cri_plugin,
@@ -24,7 +23,7 @@ from ocigpu.engines.status import (
     is_our_hook,
     read_merged,
 )
-from ocigpu.engines.template import BASE
+from ocigpu.engines.template import BASE, NAMES, has_base, has_table, is_generated, tables_version
 from ocigpu.engines.wanted import (
     KATA_HANDLER,
     Wanted,
@@ -209,6 +208,8 @@ def edit_file(
     file = root.read(path)
     record = read_record(root, file)
     base, kept = _before(root, file, record)
+    if is_template(file.path):  # whose tables were of another version then, perhaps
+        kept = [change for change in kept if change.keys[:2] == changes[0].keys[:2]]
     merged = {(change.keys, str(change.value) if change.append else ""): change for change in [*kept, *changes]}
     if base is None and record and record.created is not None:
         created = record.created
@@ -378,14 +379,8 @@ def _foreign_hook(path: str, hint: str = "remove the other toolkit first") -> Oc
 def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, int] | None) -> EnginePlan:
     path = main_config(options)
     text = root.read(path).text
-    if text is not None and GENERATED in text.partition("\n")[0]:  # k3s and RKE2 write it at each start
-        directory = os.path.dirname(path)
-        version = version_of(path, places.parse_config(path, text))
-        path = f"{directory}/config-v3.toml.tmpl" if version >= 3 else f"{directory}/config.toml.tmpl"
-    if is_template(path):
-        return _plan_template(root, options, path)
-    if text is None and path in places.KUBERNETES.values():
-        raise OcigpuError("OCIGPU-ENG-5", f"{path} is not there yet", "k3s and RKE2 write it when they start first")
+    if is_template(path) or is_generated(path, text or ""):
+        return _plan_templates(root, options, path, text)
     created = f"version = {3 if program and program >= (2, 0) else 2}\n"
     file = root.read(path)
     record = read_record(root, file)
@@ -503,22 +498,46 @@ def _disabled_notes(path: str, data: dict[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _plan_template(root: Root, options: ConfigureOptions, path: str) -> EnginePlan:
+def _plan_templates(root: Root, options: ConfigureOptions, path: str, text: str | None) -> EnginePlan:
+    """Plan the block of each template that is there, or of a new one; ``path``: a template, or what is written from it.
+
+    A new one beside a user's would switch that off: k3s and RKE2 with containerd 2 take config-v3.toml.tmpl alone where
+    both are there, those with containerd 1 config.toml.tmpl.
+    """
     if options.wanted.default or options.wanted.cdi or options.drop_in:
         raise OcigpuError(
             "OCIGPU-ENG-5",
             f"{path}: --default, --cdi and --drop-in cannot be set in a template of k3s or RKE2",
             "start k3s or RKE2 with --default-runtime NAME; containerd 2 has CDI switched on",
         )
-    directory, name = os.path.split(path)
-    version = 3 if "v3" in name else 2
-    generated = _merged(options, f"{directory}/config.toml", {})
-    plugin = table_at(generated, cri_plugin({"version": version_of(path, generated)}))
-    if not table_at(plugin, ("containerd", "runtimes", "runc")):
-        plugin = _USUAL
-    changes = containerd_changes(options.wanted, version, {"plugins": {CRI_PLUGINS[version][0]: plugin}})
+    directory = os.path.dirname(path)
+    if is_template(path):
+        templates = [path]
+    else:
+        templates = [one for one in (f"{directory}/{name}" for name in NAMES) if root.read(one).text is not None]
+        if text is None and not templates:
+            raise OcigpuError("OCIGPU-ENG-5", f"{path} is not there yet", "k3s and RKE2 write it when they start first")
+        old = text is not None and version_of(path, places.parse_config(path, text)) < 3
+        if not templates or (old and templates == [f"{directory}/{NAMES[1]}"]):
+            templates.append(f"{directory}/{NAMES[0 if old else 1]}")
+    edits = tuple(_edit_template(root, options, one, f"{directory}/config.toml") for one in templates)
     notes = ("k3s and RKE2 write config.toml from this template at their next start",)
-    return EnginePlan("containerd", path, (edit_file(root, path, changes, BASE),), notes=notes)
+    return EnginePlan("containerd", templates[0], edits, notes=notes)
+
+
+def _edit_template(root: Root, options: ConfigureOptions, path: str, written: str) -> Edit:
+    """Return how a template gets its block, with an entry like that of runc in what was ``written`` from it."""
+    text = base_text(root, root.read(path))
+    text = BASE if text is None else text
+    version = tables_version(path, text)
+    generated = _merged(options, written, {})
+    plugin = table_at(generated, cri_plugin({"version": version_of(path, generated)}))
+    if has_base(text) or has_table(text, ("plugins", *CRI_PLUGINS[version], "containerd", "runtimes", "runc")):
+        plugin = plugin if table_at(plugin, ("containerd", "runtimes", "runc")) else _USUAL
+    elif not has_table(text, ("plugins", *CRI_PLUGINS[version], "containerd", "runtimes")):
+        plugin = {}  # our table replaces the entry for runc that containerd itself has
+    changes = containerd_changes(options.wanted, version, {"plugins": {CRI_PLUGINS[version][0]: plugin}})
+    return edit_file(root, path, changes, BASE)
 
 
 _USUAL = {"containerd": {"runtimes": {"runc": {"options": {"SystemdCgroup": True}}}}}

@@ -4,7 +4,7 @@ import os
 
 from ocigpu.core.config_json import OUR_HOOK
 from ocigpu.core.errors import OcigpuError
-from ocigpu.engines import places
+from ocigpu.engines import places, template
 from ocigpu.engines.checker import Meant
 from ocigpu.engines.configure import (
     ConfigureOptions,
@@ -72,7 +72,7 @@ def _candidates(options: ConfigureOptions) -> tuple[str, list[str]]:
     if options.engine == "containerd":
         directory = os.path.dirname(main)
         paths += [default_drop_in(options, main)]
-        paths += [f"{directory}/{name}" for name in ("config.toml.tmpl", "config-v3.toml.tmpl")]
+        paths += [f"{directory}/{name}" for name in template.NAMES]
     return main, paths
 
 

@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 
 from ocigpu.core.config_json import OUR_HOOK, is_stub
 from ocigpu.core.errors import OcigpuError
-from ocigpu.engines import places
+from ocigpu.engines import places, template
 from ocigpu.engines.document import look_up, table_at
 
 RUNTIME = "ocigpu-runtime"
 HOOK = "nvidia-container-runtime-hook"
 """The name that Docker's --gpus looks for on the daemon's PATH (moby, daemon/nvidia_linux.go)."""
-GENERATED = "DO NOT EDIT"
-"""In the first line of what k3s and RKE2 write."""
 CRI_PLUGINS = {1: ("cri",), 2: ("io.containerd.grpc.v1.cri",), 3: ("io.containerd.cri.v1.runtime",)}
 """The plugin table of Kubernetes' interface by version of containerd's config (containerd, docs/cri/config.md)."""
 
@@ -127,11 +125,13 @@ def find_engines(root: str = "/") -> list[EngineStatus]:
 
 def is_generated(root: str, status: EngineStatus) -> bool:
     """Whether an engine's file is one that k3s or RKE2 writes at each start, from a template or from none."""
-    try:
-        text = places.read_file(root, status.target) if status.engine == "containerd" else None
-    except OcigpuError:
+    if status.engine != "containerd":
         return False
-    return GENERATED in (text or "").partition("\n")[0]
+    try:
+        text = places.read_file(root, status.target)
+    except OcigpuError:
+        text = ""
+    return text is not None and template.is_generated(status.target, text)
 
 
 def is_cri_off(data: Mapping[str, Any]) -> bool:

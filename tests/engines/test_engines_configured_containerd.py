@@ -128,6 +128,21 @@ def test_containerd_sees_the_entry_and_nothing_else_changed(tmp_path: Path, text
     assert text is None or file.read_text() == text
 
 
+@pytest.mark.parametrize("version", ["", "version = 2\n"], ids=["version 1", "version 2"])
+@pytest.mark.parametrize("with_runc", [True, False], ids=["with runc", "without runc"])
+def test_containerd_sees_the_entry_of_a_template(tmp_path: Path, version: str, with_runc: bool) -> None:
+    """Without an action, what is written from a template is its text."""
+    requirements.require(requirements.programs("containerd"))
+    table = f'plugins."{CRI}"' if version else "plugins.cri"
+    file = tmp_path / "var/lib/rancher/rke2/agent/etc/containerd/config.toml.tmpl"
+    file.parent.mkdir(parents=True)
+    runc = f'[{table}.containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n' if with_runc else ""
+    file.write_text(f'{version}[{table}]\n  sandbox_image = "pause:3.6"\n{runc}')
+    file.with_name("config.toml").write_text(file.read_text())
+    run([PROGRAMS / "ocigpu", "engine", "configure", "rke2", "--root", tmp_path, "--runtime-path", RUNTIME])
+    assert set(runtimes(file)) == {"ocigpu", "runc"}
+
+
 def test_containerd_sees_the_entry_of_a_drop_in(tmp_path: Path) -> None:
     requirements.require(requirements.programs("containerd"))
     file = tmp_path / "config.toml"
