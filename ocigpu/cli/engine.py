@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ocigpu.engines.files import Root
     from ocigpu.engines.wanted import Wanted
 
+VENDOR_NAME, VENDOR_RUNTIME = "nvidia", "nvidia-container-runtime"
 UNCONFIRMED = 3
 """Exit status when changes were shown, and nobody could be asked or the answer was no."""
 
@@ -56,11 +57,18 @@ def configure_command(
         raise UsageError("--name takes letters, digits and -_.")
     root, config, drop_in, hook_dir = _absolute(root, engine_config, drop_in, hook_dir)
     path, notes = _runtime_program(root, runtime_path)
+    if name == VENDOR_NAME and not runtime_path:
+        path = _vendor_named(root, path)
     hook = False if no_gpus_hook else True if gpus_hook or hook_dir else None
     targets, more = _targets(named, Wanted(name, path, default, cdi, kata), root, config, drop_in)
     if not targets:
         raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", "install one, or name it")
     targets = {each: one._replace(gpus_hook=hook, hook_directory=hook_dir) for each, one in targets.items()}
+    if name == VENDOR_NAME and VENDOR_RUNTIME not in path and any(one.engine == "docker" for one in targets.values()):
+        more.append(
+            f'Dev Containers (VS Code, DevPod) pass no --gpus unless the runtime "{name}" is a program called '
+            f"{VENDOR_RUNTIME}: install the package ocigpu-nvidia-names (make install VENDOR_NAMES=1) and run this again"
+        )
     return _run(targets, plan_configuration, named, yes, dry_run, json, [*notes, *more])
 
 
@@ -183,6 +191,19 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
     if root == "/":
         raise OcigpuError("OCIGPU-ENG-5", f"{path} is not there or not executable", "name it: --runtime-path FILE")
     return path, [f"{path} is not there yet below {root}"]
+
+
+def _vendor_named(root: str, path: str) -> str:
+    """Return the link with the vendor's name beside the shim, the shim itself where there is none or it is not ours.
+
+    Dev Containers look for that name in what "docker info" says of the runtime "nvidia" before they pass --gpus
+    (devcontainers/cli: checkDockerSupportForGPU).
+    """
+    from ocigpu.engines.places import is_program
+    from ocigpu.engines.status import is_ours
+
+    link = f"{os.path.dirname(path)}/{VENDOR_RUNTIME}"
+    return link if is_program(root, link) and is_ours(link, root) else path
 
 
 def _notes_of_owner(path: str) -> list[str]:

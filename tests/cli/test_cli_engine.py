@@ -210,6 +210,34 @@ def test_a_missing_shim_is_an_error_here_and_a_note_in_another_root(
     assert "note: /no/such/runtime is not there yet below" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("engine", ["docker", ""], ids=["docker", "all engines"])
+def test_dev_containers_find_the_vendors_name_where_it_is_ours(
+    host: Path, capsys: pytest.CaptureFixture[str], engine: str
+) -> None:
+    """They pass no --gpus, and say nothing, unless "docker info" has nvidia-container-runtime for "nvidia"."""
+    dockerd = host / "usr/bin/dockerd"
+    dockerd.parent.mkdir()
+    dockerd.write_text("#!/bin/sh\n")
+    dockerd.chmod(0o755)
+    words = ["engine", "configure", engine, "--name", "nvidia", "--root", str(host), "--yes"]
+    words = [word for word in words if word]
+    named = host / "usr/local/bin/nvidia-container-runtime"
+    named.write_text("#!/bin/sh\n# somebody else's\n")
+    named.chmod(0o755)
+    assert main(words) == 0
+    assert "install the package ocigpu-nvidia-names" in capsys.readouterr().out
+    assert json.loads(daemon(host))["runtimes"]["nvidia"]["path"] == "/usr/local/bin/ocigpu-runtime"
+    named.unlink()
+    named.symlink_to("ocigpu-runtime")
+    assert main(words) == 0
+    assert "Dev Containers" not in capsys.readouterr().out
+    assert json.loads(daemon(host))["runtimes"]["nvidia"]["path"] == "/usr/local/bin/nvidia-container-runtime"
+    assert main(["engine", "status", "docker", "--root", str(host)]) == 0
+    assert "nvidia = /usr/local/bin/nvidia-container-runtime" in capsys.readouterr().out
+    assert main(["engine", "remove", "docker", "--root", str(host)]) == 0
+    assert daemon(host) == DAEMON
+
+
 def test_the_shim_that_status_shows_is_the_one_that_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

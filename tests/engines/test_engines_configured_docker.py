@@ -33,7 +33,7 @@ def hooks(session_directory: Path, simulated_host: SimulatedHost) -> Path:
     directory = session_directory / "configured-docker-bin"
     script = Path(__file__).parents[2] / "packaging" / "install.sh"
     venv = str(PROGRAMS.parent)
-    run(["sh", script, "--bin", directory, "--venv", venv, "--config", simulated_host.settings])
+    run(["sh", script, "--bin", directory, "--venv", venv, "--config", simulated_host.settings, "--vendor-names"])
     (directory / "path").mkdir()
     return directory
 
@@ -89,6 +89,24 @@ def test_the_default_runtime_comes_with_a_reload_and_goes_from_the_file(
     assert "remains to be done: systemctl restart docker" in engine("remove", "docker", "--config", file)
     assert b"ocigpu-runtime" not in file.read_bytes()
     engine("configure", "docker", *words, "--hook-dir", hooks / "path")
+    assert file.read_bytes() == before
+
+
+def test_dev_containers_find_the_vendors_name(
+    docker: tuple[Docker, Path], simulated_host: SimulatedHost, hooks: Path
+) -> None:
+    """Dev Containers pass --gpus where this output has the name (devcontainers/cli: checkDockerSupportForGPU)."""
+    started, file = docker
+    before = file.read_bytes()
+    run([hooks / "ocigpu", "engine", "configure", "docker", "--name", "nvidia", "--no-gpus-hook", "--config", file])
+    os.kill(int((started.socket.parent / "pid").read_text()), signal.SIGHUP)
+    entry = ("info", "--format={{.Runtimes.nvidia}}")
+    wait_for("dockerd to have read its file", lambda: "nvidia-container-runtime" in started(*entry).stdout)
+    listing = started(*RUN, "--runtime=nvidia", *ASK).stdout
+    assert listed_uuids(listing) == [simulated_host.gpus[1], simulated_host.gpus[3]]
+    engine("remove", "docker", "--config", file)
+    engine("configure", "docker", "--config", file, "--runtime-path", hooks / "ocigpu-runtime", "--hook-dir",
+           hooks / "path")  # fmt: skip
     assert file.read_bytes() == before
 
 
