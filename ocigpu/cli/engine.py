@@ -67,7 +67,7 @@ def configure_command(
     if name == VENDOR_NAME and VENDOR_RUNTIME not in path and any(one.engine == "docker" for one in targets.values()):
         more.append(
             f'Dev Containers (VS Code, DevPod) pass no --gpus unless the runtime "{name}" is a program called '
-            f"{VENDOR_RUNTIME}: install the package ocigpu-nvidia-names (make install VENDOR_NAMES=1) and run this again"
+            f"{VENDOR_RUNTIME}: install the package ocigpu-nvidia-names (make install VENDOR_NAMES=1), run this again"
         )
     return _run(targets, plan_configuration, named, yes, dry_run, json, [*notes, *more])
 
