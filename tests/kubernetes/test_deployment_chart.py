@@ -26,6 +26,8 @@ every_case = pytest.mark.parametrize("found", CASES, indirect=True)
 FOREIGN = ("monitoring.coreos.com/v1",)
 ON_HOST = ("node-installer", "mig-manager")
 """Programs with the host's root, privileged."""
+WIDE = {f"{kind}{more}" for kind in ("ClusterRole", "ValidatingAdmissionPolicy") for more in ("", "Binding")}
+WIDE.add("RuntimeClass")
 GPU_NODE = {"nvidia.com/gpu.present": "true", "nvidia.com/mps.capable": "true"}
 
 
@@ -47,7 +49,7 @@ def validate(text: str, version: str) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("version", ["1.26", "1.37"])
+@pytest.mark.parametrize("version", ["1.30", "1.37"])
 def test_objects_are_those_of_kubernetes(found: list[Object], version: str) -> None:
     for each in found:
         if each["apiVersion"] not in FOREIGN:
@@ -59,8 +61,7 @@ def test_objects_are_of_the_namespace_and_of_one_name_each(found: list[Object]) 
     names = [(each["kind"], each["metadata"]["name"]) for each in found]
     assert len(set(names)) == len(names)
     for each in found:
-        wide = each["kind"] in ("RuntimeClass", "ClusterRole", "ClusterRoleBinding")
-        assert each["metadata"].get("namespace") == (None if wide else "gpu")
+        assert each["metadata"].get("namespace") == (None if each["kind"] in WIDE else "gpu")
 
 
 @every_case

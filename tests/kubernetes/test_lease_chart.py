@@ -7,17 +7,16 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from celpy.adapter import json_to_cel
 from deployment_lab import DEPLOYMENT, RENDERER, containers, objects, of_kind
 from lease_lab import GPUS, Inline
 from support.cluster import Cluster
+from support.cluster_rules import evaluate
 from support.lines import Lines
 from support.product import REPOSITORY
 
 from ocigpu.cli.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.config import parse_flags, read_configuration
-from ocigpu.kubernetes.dra.fit import new_environment
 from ocigpu.kubernetes.tenants.lease import Lease, Phase
 from ocigpu.kubernetes.tenants.report import LeaseReporter, lease_name
 from ocigpu.kubernetes.tenants.resources import Documents
@@ -207,11 +206,6 @@ NODE = "authentication.kubernetes.io/node-name"
 def test_an_agent_tells_of_its_own_node_alone(extra: dict[str, list[str]], accepted: bool) -> None:
     policy = of_kind(objects(VALUES), "ValidatingAdmissionPolicy")["ocigpu-lease-agent"]["spec"]
     request = {"userInfo": {"username": AGENT, "extra": extra}}
-    known = {"request": json_to_cel(request), "object": json_to_cel({"spec": {"nodeName": "n1"}})}
-
-    def value(expression: str) -> bool:
-        environment = new_environment()
-        return bool(environment.program(environment.compile(expression)).evaluate(known))
-
-    assert all(value(each["expression"]) for each in policy["matchConditions"])
-    assert all(value(each["expression"]) for each in policy["validations"]) is accepted
+    known = {"request": request, "object": {"spec": {"nodeName": "n1"}}, "oldObject": None}
+    assert all(evaluate(each["expression"], known) for each in policy["matchConditions"])
+    assert all(evaluate(each["expression"], known) for each in policy["validations"]) is accepted

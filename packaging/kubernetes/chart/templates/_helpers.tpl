@@ -238,3 +238,55 @@ as a change: "EXPRESSION || ". */}}
 {{- define "ocigpu.operator" -}}
 (has(request.userInfo.groups) && request.userInfo.groups.exists(g, g in {{ .Values.tenants.operators | toJson }}))
 {{- end -}}
+
+{{/* The policy that holds the account of a program of nodes to its own node: roles cannot name one.  The node's name is in
+tokens of pods since Kubernetes 1.30.  (dict "root" . "component" "exporter" "policy" "exporter" "group" "" "resources"
+"[nodes]" "node" "o.metadata.name" "words" "it ..."); "node" is CEL: the node of an object o, and "" for none. */}}
+{{- define "ocigpu.ownNode" -}}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {{ include "ocigpu.name" .root }}-{{ .policy }}
+  labels:
+    {{- include "ocigpu.labels" .root | nindent 4 }}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules:
+      - apiGroups: [{{ .group | quote }}]
+        apiVersions: ["*"]
+        operations: [CREATE, UPDATE, DELETE]
+        resources: {{ .resources }}
+  matchConditions:
+    - name: of-the-account
+      expression: {{ include "ocigpu.ofAccount" . }}
+  validations:
+    {{- include "ocigpu.hasNode" . | nindent 4 }}
+    - expression: >-
+        [object, oldObject].filter(o, o != null).all(o,
+        request.userInfo.extra["authentication.kubernetes.io/node-name"] == [{{ .node }}])
+      message: {{ .words }}
+      reason: Forbidden
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ include "ocigpu.name" .root }}-{{ .policy }}
+  labels:
+    {{- include "ocigpu.labels" .root | nindent 4 }}
+spec:
+  policyName: {{ include "ocigpu.name" .root }}-{{ .policy }}
+  validationActions: [Deny, Audit]
+{{- end -}}
+
+{{- define "ocigpu.ofAccount" -}}
+request.userInfo.username == "system:serviceaccount:{{ .root.Release.Namespace }}:{{ include "ocigpu.name" .root }}-{{ .component }}"
+{{- end -}}
+
+{{- define "ocigpu.hasNode" -}}
+- expression: >-
+    has(request.userInfo.extra) && "authentication.kubernetes.io/node-name" in request.userInfo.extra
+  message: "the token does not say on which node it is: {{ .words }}"
+  reason: Forbidden
+{{- end -}}
