@@ -39,8 +39,11 @@ def configure_command(
     runtime: str = "",
     kata: bool = False,
 ) -> int:
+    from ocigpu.core.settings import Settings
     from ocigpu.engines.configure import plan_configuration
     from ocigpu.engines.wanted import Wanted
+    from ocigpu.gpus.tree import find_roots
+    from ocigpu.gpus.wsl import WAYS, looks_like_wsl
 
     named = known_engine(engine or runtime)
     if named in ("", "docker") and name == "runc":
@@ -59,7 +62,10 @@ def configure_command(
     path, notes = _runtime_program(root, runtime_path)
     if name == VENDOR_NAME and not runtime_path:
         path = _vendor_named(root, path)
-    hook = False if no_gpus_hook else True if gpus_hook or hook_dir else None
+    on_wsl = root == "/" and looks_like_wsl(find_roots(Settings()))
+    if on_wsl:
+        notes.append(f"this is WSL: neither --gpus nor mode hook can give its GPUs; these work: {WAYS}")
+    hook = True if gpus_hook or hook_dir else False if no_gpus_hook or on_wsl else None
     targets, more = _targets(named, Wanted(name, path, default, cdi, kata), root, config, drop_in)
     if not targets:
         raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", "install one, or name it")

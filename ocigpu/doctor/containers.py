@@ -18,7 +18,7 @@ def check_lost_gpus(host: Host) -> list[Finding]:
         reason = f"no container runs here, as far as can be seen: {notes[0]}" if notes else "no container runs here"
         return [not_checked(reason)]
     if not host.driver_version:
-        return [not_checked("no driver is loaded: there is no GPU to lose")]
+        return [not_checked(f"{host.no_driver}: there is no GPU to lose")]
     if host.user:
         return [not_checked(f"only root can ask what the cgroups of {len(running)} running containers allow")]
     try:
@@ -81,7 +81,7 @@ def _ask(host: Host) -> list[Lack] | Finding:
     if host.user:
         return not_checked("only root can look into images of containers")
     if not host.driver_version:
-        return not_checked("no driver is loaded: no container has its files")
+        return not_checked(f"{host.no_driver}: no container has its files")
     try:
         return host.lacks
     except (OSError, OcigpuError) as failure:

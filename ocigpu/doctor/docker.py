@@ -47,6 +47,8 @@ def check_gpus_hook(host: Host) -> list[Finding]:
     status = _docker(host)
     if status is None:
         return [not_checked("Docker is not installed")]
+    if host.is_wsl:
+        return [not_checked("WSL: the GPUs of Windows are given by CDI specifications only, not by --gpus")]
     where = "PATH of dockerd"
     if host.docker is not None and host.docker.path is not None:
         where = f"PATH of the running dockerd ({printable(host.docker.path, 200)})"
@@ -78,7 +80,8 @@ def check_docker_cdi(host: Host) -> list[Finding]:
     if release and not is_from(release, 25):
         return [say("docker-cdi-off.old", *evidence, release=release)]
     severity = "warning" if host.specs.gpus else "note"
-    return [say("docker-cdi-off.off", *evidence, severity=severity, configure=configure(host, status, "--cdi"))]
+    more = ("--cdi", "--no-gpus-hook") if host.is_wsl else ("--cdi",)
+    return [say("docker-cdi-off.off", *evidence, severity=severity, configure=configure(host, status, *more))]
 
 
 def check_restarted(host: Host) -> list[Finding]:

@@ -12,6 +12,7 @@ from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
 from ocigpu.gpus.tree import Tree
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS
+from ocigpu.gpus.wsl import LIBRARIES, STORES
 
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 _LOST_XIDS = ("79", "119", "120")
@@ -32,6 +33,27 @@ def check_gpu(host: Host) -> list[Finding]:
         named = ", ".join(host.other_vendors)
         return [ok(f"the GPUs of this host are those of source {named}", Evidence(directory, "no NVIDIA GPU"))]
     return [say("no-gpu.none", Evidence(directory, "no display controller of vendor 10de", "one or more"))]
+
+
+_FOREIGN = ("libcuda.so.1", "libnvidia-ml.so.1")
+_LIBRARY_DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
+
+
+def check_wsl(host: Host) -> list[Finding]:
+    """Has WSL the GPUs of Windows, and no driver of Linux in their way?"""
+    if not host.is_wsl:
+        return [not_checked("this is not WSL")]
+    if not host.wsl_stores:
+        seen = host.evidence("/dev/dxg", "there" if host.exists("/dev/dxg") else "none", "there")
+        files = host.evidence(STORES, "no driver of NVIDIA", "libcuda.so.1.1 in one of its directories")
+        return [say("wsl-gpus.none", seen, files)]
+    found = [f"{directory}/{name}" for directory in _LIBRARY_DIRECTORIES for name in _FOREIGN]
+    foreign = [path for path in found if host.exists(path) and "/wsl/" not in host.find(path)]
+    if foreign:
+        evidence = (host.evidence(path, "there", f"none: {LIBRARIES} has them") for path in foreign[:4])
+        return [say("wsl-gpus.linux", *evidence, path=host.path(foreign[0]))]
+    stores = (host.evidence(path, "NVIDIA's driver for Windows") for path in host.wsl_stores)
+    return [ok("WSL: Windows has a driver of NVIDIA, and its GPUs are behind /dev/dxg", *stores)]
 
 
 def check_vendor(host: Host) -> list[Finding]:
@@ -113,7 +135,7 @@ def check_links(host: Host) -> list[Finding]:
         if path.endswith(f"/{name}.{version}")
     ]
     if not version or not wanted:
-        return [not_checked("no driver is loaded, or none of its libraries was found")]
+        return [not_checked(f"{host.no_driver}, or none of its libraries was found")]
     findings, right = [], []
     for directory, name in dict.fromkeys(wanted):
         path = f"{directory}/{name}.1"
@@ -160,7 +182,7 @@ def check_nouveau(host: Host) -> list[Finding]:
 def check_binding(host: Host) -> list[Finding]:
     """Does the driver have every GPU on the bus?"""
     if not host.pci_gpus or not host.driver_version:
-        return [not_checked("there is no GPU on the PCI bus" if not host.pci_gpus else "no driver is loaded")]
+        return [not_checked("there is no GPU on the PCI bus" if not host.pci_gpus else host.no_driver)]
     others = [gpu for gpu in host.pci_gpus if gpu.driver not in ("nvidia", "nouveau")]
     directory = f"{host.roots.sys}/bus/pci/devices"
     if not others:
@@ -189,7 +211,7 @@ def check_libraries(host: Host) -> list[Finding]:
     if host.library_versions:
         return [ok("libcuda and libnvidia-ml are there", Evidence(root, f"version {', '.join(host.library_versions)}"))]
     if not version:
-        return [not_checked("no driver is loaded", Evidence(root, "no libcuda and no libnvidia-ml"))]
+        return [not_checked(host.no_driver, Evidence(root, "no libcuda and no libnvidia-ml"))]
     seen = Evidence(root, "no libcuda.so.* and no libnvidia-ml.so.*", f"those of {version}")
     return [say("driver-libraries.none", seen, version=version, settings=settings)]
 
@@ -198,7 +220,7 @@ def check_versions(host: Host) -> list[Finding]:
     """Do kernel module and libraries belong together?"""
     kernel, libraries = host.driver_version, host.library_versions
     if not kernel or not libraries:
-        return [not_checked("no driver is loaded" if not kernel else "no driver library was found")]
+        return [not_checked(host.no_driver if not kernel else "no driver library was found")]
     evidence = (
         Evidence(f"{host.roots.proc}/driver/nvidia/version", kernel),
         Evidence(f"{host.roots.driver or '/'}", f"libcuda, libnvidia-ml {', '.join(libraries)}", kernel),
@@ -229,7 +251,7 @@ def check_nvml(host: Host) -> list[Finding]:
 def why_not_ask(host: Host) -> str:
     """Return why NVML cannot be asked, "" if it can."""
     if not host.driver_version:
-        return "no driver is loaded"
+        return host.no_driver
     if not host.library_versions or host.driver_version not in host.library_versions:
         return "the driver's libraries are missing or of another version: see driver-libraries"
     if any(change.path.endswith("/nvidiactl") for change in (*host.missing_nodes, *host.wrong_nodes)):

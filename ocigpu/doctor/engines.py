@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from ocigpu.core.errors import printable
+from ocigpu.core.settings import MODES
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
 from ocigpu.engines.status import NO_DEFAULT, EngineStatus, read_merged
@@ -102,6 +103,9 @@ def check_configured(host: Host) -> list[Finding]:
                 ok(f"{label(status)} can give GPUs: {', '.join(ways)}", Evidence(file_of(host, status), ways[0]))
             )
             continue
+        if host.is_wsl and not host.specs.gpus:
+            findings.append(not_checked("WSL: an engine needs a CDI specification first: see cdi-missing"))
+            continue
         if status.engine == "podman" and status.cdi == "on":
             findings.append(not_checked("Podman takes CDI devices, and there is no specification: see cdi-missing"))
             continue
@@ -109,21 +113,27 @@ def check_configured(host: Host) -> list[Finding]:
             findings.append(not_checked("another containerd is configured: see containerd-two-configs"))
             continue
         found = "no runtime of ocigpu" if status.files else "no such file"
+        what = "wsl" if host.is_wsl else "docker" if status.engine == "docker" else "nothing"
         quiet = some or (status.engine == "containerd" and any(item.engine == "docker" for item in engines))
         findings.append(
             say(
-                f"engine-not-configured.{'docker' if status.engine == 'docker' else 'nothing'}",
+                f"engine-not-configured.{what}",
                 Evidence(file_of(host, status), found, "one that runs ocigpu-runtime"),
                 severity="note" if quiet else "error" if host.driver_version else "warning",
                 engine=label(status),
                 configure=configure(host, status),
+                options=" --no-gpus-hook" if status.engine == "docker" else "",
+                name=status.name,
             )
         )
     return findings
 
 
 def ways_to_gpus(host: Host, status: EngineStatus) -> list[str]:
-    """Return how an engine can give GPUs."""
+    """Return how an engine can give GPUs; on WSL by specifications only."""
+    if host.is_wsl:
+        runtimes = [f'runtime "{entry.name}"' for entry in status.runtimes if entry.ours and runtime_works(host)]
+        return [*runtimes, *(["CDI devices"] if takes_cdi(host, status) else [])]
     ways = [f'runtime "{entry.name}"' for entry in status.runtimes if entry.ours]
     ways += [f'the vendor\'s runtime "{entry.name}"' for entry in status.runtimes if is_vendors(entry.path)]
     if status.gpus_hook:
@@ -131,6 +141,11 @@ def ways_to_gpus(host: Host, status: EngineStatus) -> list[str]:
     if takes_cdi(host, status):
         ways.append("CDI devices")
     return ways
+
+
+def runtime_works(host: Host) -> bool:
+    """Whether ocigpu's runtime can give this host's GPUs: those of WSL in mode cdi only, from a specification."""
+    return not host.is_wsl or (MODES[host.settings.mode] == "cdi" and bool(host.specs.gpus))
 
 
 def takes_cdi(host: Host, status: EngineStatus) -> bool:
@@ -265,7 +280,9 @@ def check_running(host: Host) -> list[Finding]:
     for status in engines:
         if state[id(status)] is not False or _is_replaced(host, status):
             continue
-        severity = "error" if not able else "warning" if ways_to_gpus(host, status) else "note"
+        beside = status.engine == "containerd" and bool(installed_engines(host, "docker"))
+        ways = ways_to_gpus(host, status)
+        severity = "note" if beside and not ways else "error" if not able else "warning" if ways else "note"
         problem = host.docker.problem if status.engine == "docker" and host.docker else ""
         program = KNOWN["engines"][status.engine]["program"]
         service = _service(status, KNOWN["engines"][status.engine]["service"])

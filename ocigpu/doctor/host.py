@@ -36,6 +36,8 @@ from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions, read_gpus
 from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
 from ocigpu.gpus.vendors import find_vendors
 from ocigpu.gpus.vfio.facts import SWITCH_CLASS
+from ocigpu.gpus.wsl import looks_like_wsl
+from ocigpu.gpus.wsl.facts import WslFacts, read_wsl_facts
 from ocigpu.sim.made import read_marker
 from ocigpu.system.child import Child
 from ocigpu.system.proc import read_command
@@ -150,10 +152,26 @@ class Host(RootFiles):
 
     @cached_property
     def platform(self) -> str:
-        """What kind of host it is: "wsl" (by /dev/dxg), "tegra" (/etc/nv_tegra_release), "" for GPUs on a PCI bus."""
-        if self.exists("/dev/dxg"):
+        """What kind of host it is: "wsl", "tegra" (/etc/nv_tegra_release), "" for GPUs on a PCI bus."""
+        roots = self.roots._replace(driver=self.roots.host or self.root, dev=self.root or self.roots.host)
+        if looks_like_wsl(roots._replace(proc=self.proc if self.root else self.roots.proc)):
             return "wsl"
         return "tegra" if self.exists("/etc/nv_tegra_release") else ""
+
+    @property
+    def is_wsl(self) -> bool:
+        return self.platform == "wsl"
+
+    @cached_property
+    def wsl_stores(self) -> tuple[str, ...]:
+        """Directories of NVIDIA's driver for Windows, as WSL shows them; none where it has no node or library."""
+        facts = read_wsl_facts(self.settings, ()) if self.is_wsl else WslFacts()
+        return tuple(store.path for store in facts.stores) if facts.node and facts.dxcore else ()
+
+    @property
+    def no_driver(self) -> str:
+        """Why there is no version of a kernel module, in words."""
+        return "WSL: the driver is Windows'" if self.is_wsl else "no driver is loaded"
 
     @cached_property
     def pci_gpus(self) -> tuple[Function, ...]:

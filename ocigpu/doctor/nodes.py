@@ -42,7 +42,7 @@ def _wanted(change: NodeChange) -> str:
 def _no_driver(host: Host) -> list[Finding]:
     if host.platform:
         return [not_checked("WSL and Tegra have other device nodes")]
-    return [not_checked("no driver is loaded: nodes have no numbers")]
+    return [not_checked(f"{host.no_driver}: nodes have no numbers")]
 
 
 def check_missing(host: Host) -> list[Finding]:

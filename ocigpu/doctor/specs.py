@@ -13,6 +13,7 @@ from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.spec_files import SpecFile
 from ocigpu.gpus.fingerprint import stale_reasons
+from ocigpu.gpus.wsl import GENERATE, SPECIFICATION
 
 SHOWN = 4
 _GPU_NODE = re.compile(r"/dev/(nvidia[0-9]+|dxg|nvidia-caps/nvidia-cap[0-9]+|nvhost-|nvmap|dri/)")
@@ -40,8 +41,11 @@ def check_missing(host: Host) -> list[Finding]:
     if host.specs.gpus:
         files = tuple(host.evidence(file.path, f"{len(file.spec['devices'])} devices") for file in host.specs.gpus)
         return [ok("there is a specification of NVIDIA GPUs", *files)]
+    if host.is_wsl and host.wsl_stores:
+        write = host.command(*GENERATE.split()[1:-1], host.path(SPECIFICATION))
+        return [say("cdi-missing.wsl", *_looked(host), write=write)]
     if not host.driver_version:
-        return [not_checked("no driver is loaded: there is nothing to describe")]
+        return [not_checked(f"{host.no_driver}: there is nothing to describe")]
     usual, directories = "/var/run/cdi", host.settings.cdi_spec_dirs
     ours = MODES[host.settings.mode] == "cdi" and usual not in directories and directories
     target = host.path(f"{directories[-1] if ours else usual}/nvidia.yaml")
@@ -89,7 +93,7 @@ def check_stale(host: Host) -> list[Finding]:
         return findings
     unknown = [file for file in host.specs.gpus if not file.is_ours]
     if not host.driver_version:
-        return [not_checked("no driver is loaded: there is nothing to compare with")]
+        return [not_checked(f"{host.no_driver}: there is nothing to compare with")]
     seen = tuple(
         host.evidence(file.path, "of another maker: its files are there" if file in unknown else "fits")
         for file in host.specs.gpus
@@ -247,6 +251,8 @@ def _relying(host: Host) -> list[Finding]:
 
     findings = []
     for file in host.specs.usable:
+        if host.is_wsl and file.is_ours:  # Windows' libraries have one link, and nothing else can make it
+            continue
         if left := left_to_ldconfig(file.spec, read_soname):
             why = (
                 f"no link {left[0]}; NVIDIA's toolkit up to 1.17 writes such files, its program and ours make the links"

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import UNUSABLE, OcigpuError
 from ocigpu.doctor.docker import find_gpus_hook
-from ocigpu.doctor.engines import does_run, installed_engines, is_vendors, label, takes_cdi
+from ocigpu.doctor.engines import does_run, installed_engines, is_vendors, label, runtime_works, takes_cdi
 from ocigpu.doctor.findings import KNOWN, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.engines.status import EngineStatus
@@ -61,8 +61,9 @@ def _by_checks(what: str, findings: Sequence[Finding]) -> Work:
 
 def _engine(host: Host, status: EngineStatus, findings: Sequence[Finding]) -> Work:
     runtimes = [entry for entry in status.runtimes if entry.ours or is_vendors(entry.path)]
-    gpus = {"--gpus": bool(find_gpus_hook(host, status))} if status.engine == "docker" else {}
-    ways = {"--runtime": any(entry.exists for entry in runtimes), **gpus, "CDI": takes_cdi(host, status)}
+    gpus = {"--gpus": not host.is_wsl and bool(find_gpus_hook(host, status))} if status.engine == "docker" else {}
+    by_runtime = runtime_works(host) and any(entry.exists for entry in runtimes)
+    ways = {"--runtime": by_runtime, **gpus, "CDI": takes_cdi(host, status)}
     stops = KNOWN["works"]["engines"]
     names = (status.engine, label(status).lower())
     errors = [item for item in findings if item.severity == "error"]

@@ -64,6 +64,15 @@ def without_hook(root: Path) -> None:
     (root / "usr/bin/nvidia-container-runtime-hook").unlink()
 
 
+def in_wsl(root: Path) -> None:
+    (root / SPEC).unlink()
+    lib, store = root / "usr/lib/wsl/lib", root / "usr/lib/wsl/drivers/nv_1"
+    for path in (lib / "libdxcore.so", store / "libcuda.so.1.1", store / "libnvidia-ml.so.1"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of Windows")
+    os.mknod(root / "dev/dxg", 0o20666, os.makedev(10, 125))
+
+
 def containerd_alone(root: Path) -> None:
     for name in ("docker", "dockerd", "podman", "nvidia-container-runtime-hook"):
         (root / "usr/bin" / name).unlink()
@@ -86,6 +95,7 @@ STAGED: dict[str, Callable[[Path], None]] = {
     "device-nodes-missing.modeset": without_modeset,
     "dev-char-links.missing": without_systemd,
     "cdi-missing.users": without_specification,
+    "cdi-missing.wsl": in_wsl,
     "cdi-hook-missing.relying": relying_on_ldconfig,
     "docker-gpus-hook.default": without_hook,
     "engine-not-configured.nothing": containerd_alone,

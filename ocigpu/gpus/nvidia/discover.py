@@ -223,6 +223,10 @@ class _Discovery:
         if roots.stand_in and not os.path.isdir(roots.driver):
             hint = f"Make it: ocigpu sim create {roots.driver}; for real GPUs remove simulation.root from the settings."
             return HostError("OCIGPU-HOST-1", f"no simulated host: simulation.root {roots.driver} is not there", hint)
+        from ocigpu.gpus.wsl import no_driver_on_wsl  # only where a start fails anyway
+
+        if on_wsl := no_driver_on_wsl(roots):
+            return on_wsl
         count = len(read_gpus(roots.sys))
         where = f"no {roots.proc}/driver/nvidia, no {roots.sys}/module/nvidia/version"
         what = problem or f"no libnvidia-ml.so.1 or libcuda.so.1 below {self.root}"

@@ -7,6 +7,7 @@ from ocigpu.core.errors import HostError
 from ocigpu.gpus.nvidia.procfs import is_loaded
 from ocigpu.gpus.pci import read_gpus
 from ocigpu.gpus.tree import Roots, read_text
+from ocigpu.gpus.wsl import no_driver_on_wsl
 from ocigpu.system.programs import run_program
 
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
@@ -24,6 +25,8 @@ def missing_modules(roots: Roots) -> list[str]:
         return []
     missing = [name for name in MODULES if not is_loaded(roots.sys, name)]
     if missing and not read_gpus(roots.sys):
+        if on_wsl := no_driver_on_wsl(roots):
+            raise on_wsl
         raise HostError(
             "OCIGPU-HOST-1", f"{roots.sys}/bus/pci/devices: no NVIDIA GPU: there is nothing to load kernel modules for"
         )

@@ -9,7 +9,7 @@ from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nodes import NodeReader
 from ocigpu.gpus.pci import read_number
 from ocigpu.gpus.tree import Tree, find_roots, node_tree, read_bytes
-from ocigpu.gpus.wsl import DXCORE, LIBRARIES
+from ocigpu.gpus.wsl import DXCORE, LIBRARIES, STORES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ocigpu.gpus.vendors import Fingerprint
 
-STORES = "/usr/lib/wsl/drivers"
 CUDA = "libcuda.so.1.1"
 SMI = "nvidia-smi"
 NAMED = (

@@ -9,8 +9,8 @@ documents, tried on copies of such files and not on WSL.
 from ocigpu.core.actions import Link, RefreshLdCache, node_actions
 from ocigpu.core.errors import CdiError
 from ocigpu.gpus.offer import VOID, DeviceOffer, OfferedDevice, bind_file, library_folders
-from ocigpu.gpus.wsl import DXCORE, LIBRARIES
-from ocigpu.gpus.wsl.facts import CUDA, NAMED, SMI, STORES, Store, read_wsl_facts
+from ocigpu.gpus.wsl import DXCORE, LIBRARIES, STORES
+from ocigpu.gpus.wsl.facts import CUDA, NAMED, SMI, Store, read_wsl_facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
