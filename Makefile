@@ -25,6 +25,9 @@ test-all: ## pass the whole suite: make test, packages and wheels, and every row
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest -n $(WORKERS) --rows all $(PYTEST_OPTIONS)
 
+test-pythons: ## pass the tests that need no root and no engine on every Python from 3.11 on that is here (PYTHONS=FILES)
+	@WORKERS=$(WORKERS) packaging/pythons.sh $(PYTEST_OPTIONS)
+
 bench: ## measure ocigpu against bare runc (PEER_DIR=DIR: NVIDIA's programs beside; WRITE=1: bench/RESULTS.md, README)
 	@packaging/bootstrap.sh demo
 	@$(if $(PEER_DIR),PEER_DIR='$(PEER_DIR)') .venv/bin/python -m bench $(if $(WRITE),--write) $(BENCH_OPTIONS)
@@ -84,4 +87,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-tenants test test-all bench load fuzz security cluster-test gpu-test install deb rpm image uninstall docs protocols format clean
+.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test gpu-test install deb rpm image uninstall docs protocols format clean

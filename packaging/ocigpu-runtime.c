@@ -16,13 +16,13 @@ static char *read_kept(const char *config, const char *search, char **words)
 {
 	static char text[1 << 16];
 	char name[512], *at = text, *file, *mark;
+	const char *slash = strrchr(config, '/');
 	struct stat found, marked;
 	const char *run = !stat("/", &found) && found.st_uid == geteuid() ? RUN : getenv("XDG_RUNTIME_DIR");
 	if (!search || !run || *run != '/' || stat(run, &found) || found.st_uid != geteuid())
 		return NULL;
 	int cache = open_own(open(run, O_PATH | O_DIRECTORY | O_CLOEXEC), "ocigpu", O_PATH | O_DIRECTORY, S_IFDIR);
-	file = strrchr(config, '/');
-	snprintf(name, sizeof name, "next-%zu-%zu-%s", strlen(config), strlen(search), file ? file + 1 : config);
+	snprintf(name, sizeof name, "next-%zu-%zu-%s", strlen(config), strlen(search), slash ? slash + 1 : config);
 	ssize_t size = read(open_own(cache, name, O_RDONLY, S_IFREG), text, sizeof text - 1);
 	if (size < 0 || strlen(text) != (size_t)size || !(file = take(&at, "same '", "' '")) || strcmp(file, config) ||
 	    !(file = take(&at, "", "' &&\n")) || strcmp(file, search))

@@ -342,7 +342,7 @@ def test_an_entry_of_the_same_name_comes_back() -> None:
 @pytest.mark.parametrize(
     ("path", "text", "words"),
     [
-        pytest.param("daemon.json", '{\n  "a": 1,\n}\n', "line 3 column 1", id="JSON, comma too many"),
+        pytest.param("daemon.json", '{\n  "a": 1\n  "b": 2\n}\n', "line 3 column 3", id="JSON, comma missing"),
         pytest.param("daemon.json", '{"a": 1', "line 1 column 8", id="JSON, cut off"),
         pytest.param("daemon.json", '{"a": 1}\n{}', "line 2 column 1", id="JSON, two values"),
         pytest.param("daemon.json", '// x\n{"a": 1}', "line 1 column 1", id="JSON, comment"),

@@ -83,7 +83,7 @@ def tree(directory: Path) -> list[tuple[str, int, int]]:
         pytest.param(b"", "line 1 column 1: Expecting value", id="empty"),
         pytest.param(b"\x00\xff\xfe\x7fELF", "not UTF-8 at byte 1", id="garbage"),
         pytest.param(b'{"pid": 1, "bun', "line 1 column 12: Unterminated string", id="truncated"),
-        pytest.param(b"[" * 1_000_000, "maximum recursion depth", id="huge nesting"),
+        pytest.param(b"[" * 1_000_000, "nested too deeply", id="huge nesting"),
         pytest.param(b" " * (MAX_STATE_BYTES + 1), "larger than 4 MiB", id="huge"),
         pytest.param(b'{"pid": 1, "pid": 2}', 'duplicate key "pid"', id="duplicate"),
         pytest.param(b'{"bundle": "/"}', "pid is missing", id="no pid"),

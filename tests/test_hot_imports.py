@@ -23,6 +23,7 @@ NOT_HOT = (
     "ocigpu.system.programs",
     "ocigpu.system.relay",
     "ocigpu.system.service",
+    "ocigpu.system.tls",
     "ocigpu.entry.container_cli",
     "ocigpu.gpus.nvidia.fabric",
     "ocigpu.gpus.nvidia.firmware",
@@ -61,6 +62,11 @@ LIGHT = {
     "resource", "binascii", "_json",
 }  # fmt: skip
 """What hot modules may import themselves, with what those import."""
+if sys.version_info >= (3, 14):  # what its os and ctypes import, 2 ms; Python 3.11 has some of it before our first line
+    LIGHT |= {
+        "abc", "_abc", "ctypes._layout", "collections.abc", "sysconfig", "threading", "types", "_types", "_contextvars",
+        "_weakrefset", "warnings", "_py_warnings",
+    }  # fmt: skip
 LATE = {
     "tomllib": "only when there is a settings file",
     "fnmatch": "only for the patterns in CSV files of Tegra systems",

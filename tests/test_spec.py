@@ -52,7 +52,7 @@ def refusal(text: bytes) -> SpecError:
         pytest.param(b"", "line 1 column 1: Expecting value", id="empty"),
         pytest.param(b'{"a":\n  [1,', "line 2 column 6: Expecting value", id="truncated"),
         pytest.param(b"{'a': 1}", "line 1 column 2: Expecting property name enclosed in double quotes", id="not JSON"),
-        pytest.param(b'{"a": 1,}', "line 1 column 9: Expecting property name enclosed in double quotes", id="comma"),
+        pytest.param(b'{"a": 1 "b"}', "line 1 column 9: Expecting ',' delimiter", id="comma"),
         pytest.param(b'{"a": 1} x', "line 1 column 10: Extra data", id="something behind"),
         pytest.param(
             b'\xef\xbb\xbf{"a": 1}', "line 1 column 1: Unexpected UTF-8 BOM (decode using utf-8-sig)", id="BOM"
@@ -78,7 +78,7 @@ def test_other_text_is_refused(text: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"a":['])
 def test_huge_nesting_is_refused(opening: bytes) -> None:
-    assert refusal(opening * 200_000).message.startswith("config.json: maximum recursion depth exceeded")
+    assert refusal(opening * 200_000).message == "config.json: nested too deeply"
 
 
 def test_huge_numbers_are_refused() -> None:

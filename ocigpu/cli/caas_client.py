@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from ocigpu.core.errors import HostError, RequestError, UsageError, printable, reason_of
 from ocigpu.system.files import read_bounded
+from ocigpu.system.tls import client_context
 
 URL, KEY = "OCIGPU_CAAS_URL", "OCIGPU_CAAS_KEY"
 TIMEOUT = 90.0
@@ -104,7 +105,7 @@ class CaasClient:
         connection: http.client.HTTPConnection
         if parts.scheme == "https":
             try:
-                context = ssl.create_default_context(cafile=self._authority or None)
+                context = client_context(self._authority)
             except OSError as error:  # the library does not name the file
                 why = "not certificates in PEM" if isinstance(error, ssl.SSLError) else error.strerror
                 raise HostError("OCIGPU-CAAS-3", f"--ca {self._authority}: {why}", "") from error

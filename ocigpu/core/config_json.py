@@ -48,10 +48,12 @@ def parse_json(text: bytes, what: str, code: str = "OCIGPU-SPEC-2") -> "dict[str
         value = rawjson.parse(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise SpecError(code, f"{what}: not UTF-8 at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:  # the interpreter's words depend on its version
+        raise SpecError(code, f"{what}: nested too deeply") from error
+    except ValueError as error:
         message = printable(str(error), 200)
         if line := getattr(error, "lineno", 0):  # json.JSONDecodeError, which is not imported for this
-            message = f"line {line} column {error.colno}: {error.msg}"  # type: ignore[union-attr]
+            message = f"line {line} column {error.colno}: {error.msg}"  # type: ignore[attr-defined]
         raise SpecError(code, f"{what}: {message}") from error
     if not isinstance(value, dict):
         raise SpecError(code, f"{what}: not a JSON object")

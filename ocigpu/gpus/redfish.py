@@ -32,6 +32,7 @@ from ocigpu.core.errors import HostError, OsErrorAs, quoted, reason_of
 from ocigpu.gpus.firmware import BOARD, FirmwareFacts, check_text, read_with_doubts
 from ocigpu.gpus.spdm import MEASUREMENT, parse_measurements, verify_measurements
 from ocigpu.gpus.spdm import ROOT as ROOT_KEY
+from ocigpu.system.tls import client_context
 
 ROOT = "/redfish/v1"
 BASEBOARD = "HGX_Baseboard_0"
@@ -147,7 +148,7 @@ class Redfish:
         if pin and not re.fullmatch("[0-9a-f]{64}", pin):
             raise RedfishError("OCIGPU-FW-1", f"fingerprint {quoted(fingerprint)}: not SHA-256 in hexadecimal digits")
         with OsErrorAs(RedfishError, "OCIGPU-FW-1", f"read {ca_file}"):
-            self._context = ssl.create_default_context(cafile=ca_file or None)
+            self._context = client_context(ca_file)
         if pin:  # what is pinned needs no authority, and a BMC's certificate names it rarely
             self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
         self.host, self._port, self._pin = parts.hostname, port, pin

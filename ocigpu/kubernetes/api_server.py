@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, printable, quoted, reason_of
+from ocigpu.system.tls import client_context
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 MANAGER = "ocigpu"
@@ -95,7 +96,7 @@ def _send(server: ApiServer, method: str, path: str, body: Any) -> ApiAnswer:
     authority = _read(f"{server.account}/ca.crt")
     if not authority:  # the system's authorities would take its place, and might vouch for another server
         raise HostError("OCIGPU-KUBE-5", f"service account: {quoted(f'{server.account}/ca.crt')}: it is empty")
-    context = ssl.create_default_context(cadata=authority)
+    context = client_context(cadata=authority)
     connection = http.client.HTTPSConnection(server.host, server.port, timeout=TIMEOUT, context=context)
     # the kubelet renews the token: it is read for every request
     headers = {"Authorization": f"Bearer {_read(f'{server.account}/token').strip()}", "Accept": "application/json"}

@@ -3,17 +3,22 @@
 Imported only where a command has made sure that lightkube is installed.
 """
 
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lightkube import ApiError, AsyncClient, Client, KubeConfig
+from lightkube.config.client_adapter import verify_cluster
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.core import exceptions
 from lightkube.core.exceptions import ConfigError
 
 from ocigpu.core.errors import HostError, printable, reason_of
+from ocigpu.system.tls import lenient
 
-HTTP_ERROR: type[Exception] = next(kind for kind in ApiError.__mro__ if kind.__name__ == "HTTPError")
-"""Of httpx or httpx2, whichever this lightkube is made with."""
+httpx: Any = exceptions.httpx  # type: ignore[attr-defined] # httpx or httpx2, whichever this lightkube is made with
+HTTP_ERROR: type[Exception] = httpx.HTTPError
 FAILURES = (HTTP_ERROR, OSError, ConfigError, ValueError, RecursionError)
 """What a request raises: also credentials that a program does not give, and answers that mean nothing."""
 HINTS = {
@@ -35,11 +40,20 @@ def open_client(kind: type[C], kubeconfig: str = "", code: str = "OCIGPU-KUBE-5"
     """
     try:
         config = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
-        return kind(config, trust_env=False)
+        single = config.get()
+        transport = httpx.AsyncHTTPTransport if issubclass(kind, AsyncClient) else httpx.HTTPTransport
+        return kind(single, trust_env=False, transport=transport(verify=trust(single), trust_env=False))
     except (*FAILURES, TypeError, LookupError, AttributeError, AssertionError) as error:
         where = kubeconfig or "configuration"
         hint = "In a pod it is the service account; elsewhere set KUBECONFIG."
         raise HostError(code, f"API server: {where}: {reason_of(error)}", hint) from error
+
+
+def trust(config: SingleConfig | None) -> ssl.SSLContext:
+    """Return what checks the API server of a configuration, and proves its user by a certificate if that has one."""
+    if config is None or config.user is None:
+        raise ConfigError("Missing user")
+    return lenient(verify_cluster(config.cluster, config.user, config.abs_file, trust_env=False))
 
 
 def status_of(error: BaseException | None) -> int:

@@ -189,12 +189,12 @@ def test_names_of_an_image_do_not_reach_the_terminal_as_they_are(
 
 
 def test_a_malformed_file_is_named_with_line_and_column(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = '{\n  "debug": true,\n}\n'
+    text = '{\n  "debug": true\n  "live-restore": true\n}\n'
     (host / "etc/docker/daemon.json").write_text(text)
     assert main(["engine", "configure", "docker", "--root", str(host)]) == 1
     error = capsys.readouterr().err
     assert "OCIGPU-ENG-1: /etc/docker/daemon.json: not JSON: " in error
-    assert "line 3 column 1" in error
+    assert "line 3 column 3" in error
     assert daemon(host) == text
 
 

@@ -224,6 +224,8 @@ LIGHT = {
     "_collections",
     "gc",
 }
+if sys.version_info >= (3, 14):  # its os imports them
+    LIGHT |= {"abc", "_abc"}
 HEAVY = {
     "asyncio", "ast", "click", "concurrent", "dataclasses", "email", "http", "importlib.metadata", "importlib.util",
     "inspect", "logging", "multiprocessing", "pathlib", "prctl", "pydantic", "pydantic_core", "pynvml", "pyroute2",

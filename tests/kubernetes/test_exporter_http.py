@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import urllib.error
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -66,8 +67,9 @@ def test_eight_gpus_as_prometheus_reads_them(simulated_host: SimulatedHost, tmp_
         health = running.get("/health")
         assert (health.status, health.headers["X-Reload-In-Progress"]) == (200, "false")
         assert b"./metrics" in running.get("/").body
-        with pytest.raises(OSError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as missing:
             running.get("/debug/pprof")
+        missing.value.close()
     expected: Labels = {
         "gpu": "7",
         "UUID": simulated_host.gpus[7],

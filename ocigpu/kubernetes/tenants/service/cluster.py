@@ -9,12 +9,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from lightkube import ApiError, AsyncClient
-from lightkube.config.client_adapter import verify_cluster
-from lightkube.core import exceptions
 from lightkube.generic_resource import create_namespaced_resource
 
 from ocigpu.core.errors import printable
-from ocigpu.kubernetes.client import FAILURES, is_gone, may_pass, open_client, status_of, words_of
+from ocigpu.kubernetes.client import FAILURES, httpx, is_gone, may_pass, open_client, status_of, trust, words_of
 from ocigpu.kubernetes.tenants.resources import KINDS as ALL_KINDS
 from ocigpu.kubernetes.tenants.resources import scope_of
 from ocigpu.kubernetes.tenants.service.pods import MAIN, MANAGED_LABEL, MANAGER
@@ -25,7 +23,6 @@ from ocigpu.system.service import Backoff, ServiceLog
 KINDS = {**ALL_KINDS, "Event": create_namespaced_resource("", "v1", "Event", "events")}
 """Events as the core group has them, with what the kubelet says of a pod; ``NEWS``: as programs write them."""
 NEWS: Any = ALL_KINDS["Event"]
-httpx: Any = exceptions.httpx  # type: ignore[attr-defined] # its name depends on the version
 MAX_LINE = 1 << 20
 WATCH_SECONDS = 290
 """After which a watch begins again where it was: a connection that died in silence is noticed then."""
@@ -241,5 +238,5 @@ def open_cluster(kubeconfig: str = "") -> ClusterClient:
     """Return the cluster of this pod, or that of a kubeconfig; raises HostError (OCIGPU-CAAS-1)."""
     client = open_client(AsyncClient, kubeconfig, "OCIGPU-CAAS-1")
     config: Any = client.config
-    logs = LogTransport(verify_cluster(config.cluster, config.user, config.abs_file, trust_env=False))
+    logs = LogTransport(trust(config))
     return ClusterClient(client, AsyncClient(config=config, trust_env=False, transport=logs))

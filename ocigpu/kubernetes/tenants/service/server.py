@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from ocigpu.kubernetes.tenants.service.store import CaasStore, StoreLimits
 from ocigpu.kubernetes.tenants.service.web import KNOWN, Api, TenantRules
 from ocigpu.system.files import file_state, open_log_file
 from ocigpu.system.service import ENDING, ServiceLog, listen_tcp, split_address
+from ocigpu.system.tls import client_context
 
 GRACE = 5
 """Seconds for answers that are being given when the service is told to end."""
@@ -322,9 +324,14 @@ async def fetch(url: str) -> bytes:
 
 
 def _fetch(url: str) -> bytes:
-    opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=10) as answer:  # noqa: S310
-        data: bytes = answer.read(MAX_DOCUMENT + 1)
+    trusting = urllib.request.HTTPSHandler(context=client_context())
+    opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}), trusting)
+    try:
+        with opener.open(urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=10) as answer:  # noqa: S310
+            data: bytes = answer.read(MAX_DOCUMENT + 1)
+    except urllib.error.HTTPError as error:
+        error.close()  # it has the answer's connection
+        raise
     if len(data) > MAX_DOCUMENT:
         raise OSError(f"{url}: larger than 1 MiB")
     return data

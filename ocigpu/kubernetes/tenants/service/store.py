@@ -178,6 +178,7 @@ class CaasStore:
         self.listener: Callable[[], None] = lambda: None
         self._guard = threading.RLock()
         self._lock = -1
+        self._base: sqlite3.Connection = None  # type: ignore[assignment] # until it is open
         self._directory, path = directory, os.path.join(directory, FILE)
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -192,7 +193,10 @@ class CaasStore:
                 self._base.execute(f"pragma {pragma}").fetchall()
             with self._change():
                 self._prepare(path)
-        except (OSError, sqlite3.Error) as error:
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, (OSError, sqlite3.Error)):
+                raise
             cause = error.strerror if isinstance(error, OSError) else str(error)
             raise HostError("OCIGPU-CAAS-1", f"{path}: {cause}") from error
         self.secret = self._base.execute("select value from meta where name = 'secret'").fetchone()[0]
@@ -211,7 +215,8 @@ class CaasStore:
 
     def close(self) -> None:
         """Give the file back."""
-        self._base.close()
+        if self._base:
+            self._base.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
