@@ -14,6 +14,7 @@ from ocigpu.core.errors import HostError, UsageError, printable
 
 def serve_command(
     listen: str = "127.0.0.1:8443",
+    health: str = "",
     store: str = "/var/lib/ocigpu/caas",
     kubeconfig: str = "",
     tls_certificate: str = "",
@@ -31,6 +32,7 @@ def serve_command(
     keep_pods: Annotated[float, Range(0)] = 600.0,
     max_containers: Annotated[int, Range(1)] = 1000,
     max_stored: Annotated[int, Range(1)] = 256,
+    rate: Annotated[float, Range(1)] = 50.0,
     oidc_issuer: str = "",
     oidc_audience: str = "",
     oidc_claim: str = "tenancy",
@@ -62,11 +64,12 @@ def serve_command(
         insecure,
         audit,
         keep_ended,
-        TenantRules(tuple(registry or REGISTRIES), tuple(nfs or ()), timeout, max_timeout),
+        TenantRules(tuple(registry or REGISTRIES), tuple(nfs or ()), timeout, max_timeout, rate),
         PodOptions(runtime_class, resource, cpus_per_gpu, memory_per_gpu),
         OidcOptions(oidc_issuer, oidc_audience, oidc_claim, algorithms) if oidc_issuer else None,
         StoreLimits(max_containers, max_stored << 20),
         pod_seconds=keep_pods,
+        health=health,
     )
     CaasServer(options, ServiceLog(json)).run()
 

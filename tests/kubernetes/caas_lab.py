@@ -17,6 +17,7 @@ from support.programs import held_port
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
 from ocigpu.kubernetes.tenants.service.keeper import KeeperPace
 from ocigpu.kubernetes.tenants.service.server import CaasServer, ServiceOptions
+from ocigpu.kubernetes.tenants.service.web import TenantRules
 from ocigpu.system.service import ServiceLog
 
 SEED = {"container-url": "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubi8", "tenancy": "landon"}
@@ -38,7 +39,15 @@ class Lab:
         self.cluster, self.directory = cluster, directory
         self.user = options.pop("user", ADMIN)
         # for ever: pods of the tests have ended in November 2026
-        self.options = {"pace": KeeperPace(0.2, 0.02, 0.2, 0.2), "keep_seconds": 1e10, "pod_seconds": 1e10, **options}
+        # no rate: tests ask as fast as they can
+        rules = options.pop("rules", TenantRules())._replace(rate=options.pop("rate", 1e6))
+        self.options = {
+            "rules": rules,
+            "pace": KeeperPace(0.2, 0.02, 0.2, 0.2),
+            "keep_seconds": 1e10,
+            "pod_seconds": 1e10,
+            **options,
+        }
         self.server: CaasServer
         self.port = 0
         """Where it listens, 0 for any."""

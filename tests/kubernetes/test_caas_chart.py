@@ -75,7 +75,8 @@ def test_it_runs_once_without_rights_on_its_node() -> None:
     assert {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]} == {
         "store": {"persistentVolumeClaim"}, "tls": {"secret"},
     }  # fmt: skip
-    assert {probe["httpGet"]["scheme"] for name, probe in container.items() if name.endswith("Probe")} == {"HTTPS"}
+    assert {probe["httpGet"]["port"] for name, probe in container.items() if name.endswith("Probe")} == {"health"}
+    assert "--health=[::]:8444" in container["args"]
     assert container["resources"]["limits"]["memory"]
 
 

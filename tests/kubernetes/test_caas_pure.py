@@ -103,7 +103,16 @@ def container(**wanted: Any) -> StoredContainer:
     asked = request(**wanted)
     made = judge(asked, "landon", rules)
     return StoredContainer(
-        "ctr_01", "landon", ACCEPTED, made, asked.secrets, False, False, False, ContainerStanding("accepted"), 1
+        "ctr_01",
+        "landon",
+        ACCEPTED,
+        json.dumps(made),
+        asked.secrets,
+        False,
+        False,
+        False,
+        ContainerStanding("accepted"),
+        1,
     )
 
 

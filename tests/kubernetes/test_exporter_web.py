@@ -223,7 +223,7 @@ def test_probes_have_places_that_no_other_client_takes(server: web.WebServer, mo
     monkeypatch.setattr(web, "TIMEOUT", 600.0)
     monkeypatch.setattr(web, "MAX_CLIENTS", 4)
     monkeypatch.setattr(web, "MAX_PROBES", 2)
-    monkeypatch.setattr(web, "_respond", lambda *_, **__: [bytes(size)])
+    monkeypatch.setattr(web, "respond", lambda *_, **__: [bytes(size)])
 
     def begin(path: bytes) -> socket.socket:
         client = connect(server)

@@ -25,7 +25,7 @@ TIMEOUT = 10.0
 MAX_CLIENTS = 64
 """Connections at one time: for one more, that whose request has taken longest is closed."""
 MAX_PROBES = 8
-"""Of those that have asked for /health, whose places nobody else takes."""
+"""Of those that have asked for a probe's path, whose places nobody else takes."""
 MAX_HEAD, MAX_FIELDS = 16 << 10, 100
 """Bytes and header fields of a request."""
 FRONT = b"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>GPU metrics</title></head><body>
@@ -51,7 +51,7 @@ def make_page(text: bytes) -> Page:
     return Page(text, gzip.compress(text, 1))
 
 
-class _Request(NamedTuple):
+class WebRequest(NamedTuple):
     """``method`` and ``path``; ``packed``: gzip is accepted; ``lasting``: another request may follow."""
 
     method: str
@@ -70,6 +70,9 @@ class WebServer:
     ``page``: gives what was collected last; ``now``: gives the text that is made for each request; ``reloading``: tells
     whether the list of metrics is being read.  Raises HostError (OCIGPU-KUBE-3) when it cannot listen.
     """
+
+    probes: tuple[str, ...] = ("/health",)
+    """Paths of MAX_PROBES."""
 
     def __init__(
         self, host: str, port: int, page: Callable[[], Page], now: Callable[[], bytes], reloading: Callable[[], bool]
@@ -139,10 +142,10 @@ class WebServer:
                         head, rest = await _read_head(client, rest)
                     request = _parse(head)
                 except _BadRequestError as error:
-                    request, parts = _Request("GET", "", packed=False, lasting=False), _refuse(error.args[0])
+                    request, parts = WebRequest("GET", "", packed=False, lasting=False), refuse(error.args[0])
                 else:
-                    parts = self._answer(request)
-                if request.path == "/health":
+                    parts = self.answer(request)
+                if request.path in self.probes:
                     self._probes[task] = self._clients.pop(task, time.monotonic())
                     _drop_slowest(self._probes, MAX_PROBES)
                 async with asyncio.timeout(TIMEOUT):
@@ -152,25 +155,25 @@ class WebServer:
                 self._clients[task] = time.monotonic()
                 lasting = request.lasting
 
-    def _answer(self, request: _Request) -> list[bytes]:
+    def answer(self, request: WebRequest) -> list[bytes]:
         """Return head and body of the answer, in parts."""
         if request.method not in ("GET", "HEAD"):
-            return _refuse(HTTPStatus.NOT_IMPLEMENTED)
+            return refuse(HTTPStatus.NOT_IMPLEMENTED)
         if request.path == "/metrics":
             page, now = self.page(), self.now()
             if request.packed:
                 # members of a gzip file may follow one another (RFC 1952): what was collected is packed once
-                return _respond(
+                return respond(
                     HTTPStatus.OK, CONTENT_TYPE, page.packed, gzip.compress(now, 1), fields="Content-Encoding: gzip\r\n"
                 )
-            return _respond(HTTPStatus.OK, CONTENT_TYPE, page.text, now)
+            return respond(HTTPStatus.OK, CONTENT_TYPE, page.text, now)
         if request.path == "/health":
             reloading = "true" if self.reloading() else "false"
             fields = f"X-Reload-In-Progress: {reloading}\r\nX-Registry-Available: true\r\n"
-            return _respond(HTTPStatus.OK, "text/plain", b"OK\n", fields=fields)
+            return respond(HTTPStatus.OK, "text/plain", b"OK\n", fields=fields)
         if request.path == "/":
-            return _respond(HTTPStatus.OK, "text/html; charset=utf-8", FRONT)
-        return _respond(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
+            return respond(HTTPStatus.OK, "text/html; charset=utf-8", FRONT)
+        return respond(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
 
 
 def _drop_slowest(clients: "dict[asyncio.Task[None], float]", most: int) -> None:
@@ -207,7 +210,7 @@ async def _read_head(client: socket.socket, head: bytes) -> tuple[bytes, bytes]:
         head += part
 
 
-def _parse(head: bytes) -> _Request:
+def _parse(head: bytes) -> WebRequest:
     """Return what a request's head says; raises _BadRequestError."""
     first, *lines = head.split(b"\n")
     request = _REQUEST.fullmatch(first.rstrip(b"\r"))
@@ -227,10 +230,11 @@ def _parse(head: bytes) -> _Request:
     method, target, minor = (part.decode("ascii") for part in request.groups())
     lasting = minor == "1" and "close" not in fields.get("connection", "") and not has_body
     packed = "gzip" in fields.get("accept-encoding", "")
-    return _Request(method, target.partition("?")[0], packed, lasting and method in ("GET", "HEAD"))
+    return WebRequest(method, target.partition("?")[0], packed, lasting and method in ("GET", "HEAD"))
 
 
-def _respond(status: HTTPStatus, kind: str, *body: bytes, fields: str = "") -> list[bytes]:
+def respond(status: HTTPStatus, kind: str, *body: bytes, fields: str = "") -> list[bytes]:
+    """Return head and body of an answer, in parts."""
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nServer: ocigpu\r\nDate: {formatdate(usegmt=True)}\r\n"
         f"Content-Type: {kind}\r\nContent-Length: {sum(map(len, body))}\r\n{fields}\r\n"
@@ -238,6 +242,6 @@ def _respond(status: HTTPStatus, kind: str, *body: bytes, fields: str = "") -> l
     return [head.encode("latin-1"), *body]
 
 
-def _refuse(status: HTTPStatus) -> list[bytes]:
+def refuse(status: HTTPStatus) -> list[bytes]:
     """Return the answer to a request after which the connection is closed."""
-    return _respond(status, "text/plain", f"{status.phrase}\n".encode(), fields="Connection: close\r\n")
+    return respond(status, "text/plain", f"{status.phrase}\n".encode(), fields="Connection: close\r\n")

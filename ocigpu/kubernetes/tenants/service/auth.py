@@ -112,7 +112,7 @@ class TokenReader:
                 token, key.key, algorithms=[header["alg"]], audience=options.audience, issuer=options.issuer,
                 leeway=LEEWAY, options={"require": ["exp", "iss", "aud", "sub"]},
             )  # fmt: skip
-        except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise Refusal("credential_invalid", f"token: {error}") from error
         return self._principal(claims)
 

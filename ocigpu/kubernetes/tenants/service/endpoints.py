@@ -25,7 +25,8 @@ class Endpoint(NamedTuple):
     """A method of a path.
 
     ``name``: that of the function that serves it; ``scope``: "" for any credential, None for none at all; ``media``:
-    of an answer that is no model; ``problems``: codes beyond those that every request can get.
+    of an answer that is no model; ``problems``: codes beyond those that every request can get; ``waits``: for the
+    cluster or for a change, and so takes its turn only where it does not.
     """
 
     method: str
@@ -39,6 +40,7 @@ class Endpoint(NamedTuple):
     parameters: tuple[QueryParameter, ...] = ()
     media: tuple[str, ...] = ("application/json",)
     problems: tuple[str, ...] = ()
+    waits: bool = False
 
 
 def _text(name: str, text: str, pattern: str = "", **schema: Any) -> QueryParameter:
@@ -84,7 +86,7 @@ ENDPOINTS = (
             "registry_not_allowed", "gpus_no_partition", "mount_not_allowed", "timeout_too_long", "quota_exceeded",
             "too_many_containers", "store_full", "idempotency_in_flight", "idempotency_key_reused",
             "cluster_unavailable", "crd_version",
-        ),
+        ), waits=True,
     ),
     Endpoint(
         "GET", "/v1/containers", "list_containers", "containers:read", "List containers, the newest first",
@@ -97,7 +99,7 @@ ENDPOINTS = (
         gives=models.ContainerView, parameters=(
             _text("wait", "answer once it has come so far, or further", enum=list(models.LIFECYCLES)),
             _number("timeout", "seconds after which the answer comes anyway", 1, MAX_WAIT, 60),
-        ), problems=("not_found", "too_many_streams"),
+        ), problems=("not_found", "too_many_streams"), waits=True,
     ),
     Endpoint(
         "DELETE", "/v1/containers/{id}", "delete_container", "containers:write",
@@ -136,6 +138,7 @@ ENDPOINTS = (
         "GET", "/v1/quotas", "show_quotas", "containers:read", "Show what a tenancy may use and uses",
         gives=models.QuotaList, parameters=(TENANCY,),
         problems=("tenancy_mismatch", "tenancy_missing", "tenancy_unknown", "cluster_unavailable", "crd_version"),
+        waits=True,
     ),
     Endpoint("GET", "/v1/me", "show_identity", "", "Show whose the credential is", gives=models.Identity),
     Endpoint(

@@ -6,7 +6,7 @@ cluster say, for objects have names that come of the container's id.
 
 import asyncio
 import contextlib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -51,11 +51,12 @@ class Bell:
     """Tells those who wait that something has changed, or that the service ends."""
 
     def __init__(self) -> None:
-        self.closed = False
+        self.closed, self.rings = False, 0
         self._waiting: set[asyncio.Event] = set()
 
     def ring(self) -> None:
         """Wake everybody who listens; from the event loop only."""
+        self.rings += 1
         for event in self._waiting:
             event.set()
 
@@ -145,8 +146,8 @@ class Keeper:
 
     async def _look(self, container: str) -> None:
         try:
-            if found := self.store.find(container):
-                async with self._places[found.tenancy], self._all_places:
+            if tenancy := self.store.find_tenancy(container):
+                async with self._places[tenancy], self._all_places:
                     await self._look_at(container)
             else:
                 self._pauses.pop(container, None)
@@ -215,19 +216,22 @@ class Keeper:
         return self.pace.look if standing.lifecycle not in (*FINAL, "running") else None
 
     async def _keep_log(self, container: StoredContainer) -> None:
-        lines: deque[str] = deque()  # what a tenant prints has as many lines as it likes
-        size = 0
+        kept = bytearray()  # and no list: what a tenant prints has as many lines as it likes
+        count = 0
         try:
             async for line in self.cluster.read_log(namespace_name(container.tenancy), object_name(container.id)):
-                lines.append(line)
-                size += len(line) + 1
-                while size > MAX_LOG:
-                    size -= len(lines.popleft()) + 1
+                kept += line.encode("utf-8", "replace") + b"\n"
+                if len(kept) > 2 * MAX_LOG:
+                    _trim(kept)
+                count += 1
+                if not count % 256:  # as many as there are may come without anything being waited for
+                    await asyncio.sleep(0)
         except ClusterError as error:
             if error.status == 0:
                 raise
             return  # it never ran: there is none
-        self.store.keep_log(container.id, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+        _trim(kept)
+        self.store.keep_log(container.id, bytes(kept))
 
     async def _make(self, container: StoredContainer) -> float | None:
         tenancy = await self._read_tenancy(container)
@@ -334,6 +338,12 @@ class Keeper:
         created = read_time(metadata.get("creationTimestamp"))
         for one in self.store.note_tenancy(name, metadata.get("uid", ""), *([] if created is None else [created])):
             self.look_at(one)
+
+
+def _trim(kept: bytearray) -> None:
+    """Leave the last whole lines of MAX_LOG bytes."""
+    if len(kept) > MAX_LOG:
+        del kept[: kept.find(b"\n", len(kept) - MAX_LOG - 1) + 1]
 
 
 def _place_of(container: StoredContainer) -> tuple[str, str]:

@@ -14,14 +14,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ocigpu.core.errors import HostError, SettingsError, cause, quoted, reason_of
+from ocigpu.core.errors import HostError, OsErrorAs, SettingsError, cause, quoted, reason_of
 from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader, check_provider_url
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, open_cluster
 from ocigpu.kubernetes.tenants.service.fleet import Fleet
+from ocigpu.kubernetes.tenants.service.health import HealthServer
 from ocigpu.kubernetes.tenants.service.herald import Herald
 from ocigpu.kubernetes.tenants.service.image import parse_image
 from ocigpu.kubernetes.tenants.service.keeper import Keeper, KeeperPace
@@ -43,13 +45,18 @@ BACKLOG = 128
 MAX_STRANGERS = 512
 """Connections on which no credential was shown: for one more, the first of them is closed."""
 MAX_DOCUMENT = 1 << 20
+MAX_CHUNKS = 256
+"""Of a body without a length: one of 1 MiB in parts of 4 KiB.  A part costs the same, however small it is."""
+BEAT = 1.0
+"""Seconds between signs of life."""
 
 
 class ServiceOptions(NamedTuple):
     """What the operator decides.
 
     ``listen``: HOST:PORT; ``state``: directory of the store; ``tls``: files of certificate and key, () for none;
-    ``insecure``: plain HTTP for everybody, behind a proxy that has TLS; ``audit``: file, "" for the log.
+    ``insecure``: plain HTTP for everybody, behind a proxy that has TLS; ``audit``: file, "" for the log; ``health``:
+    HOST:PORT for probes alone, "" for none.
     """
 
     listen: str = "127.0.0.1:8443"
@@ -65,6 +72,7 @@ class ServiceOptions(NamedTuple):
     limits: StoreLimits = StoreLimits()
     pace: KeeperPace = KeeperPace()
     pod_seconds: float = 600.0
+    health: str = ""
 
 
 class _UvicornServer(uvicorn.Server):
@@ -83,6 +91,23 @@ class _UvicornServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class _Parser(h11.Connection):
+    """Takes so many parts of a body and no more: a credential is looked at only once they have been read."""
+
+    _chunks = 0
+
+    def next_event(self) -> Any:
+        """Return what comes next, see h11."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = 0
+        elif isinstance(event, h11.Data) and event.chunk_start:
+            self._chunks += 1
+            if self._chunks > MAX_CHUNKS:
+                raise h11.RemoteProtocolError("too many parts")
+        return event
+
+
 class _Protocol(H11Protocol):
     """Ends connections on which no request comes, and those whose answer nobody reads, unless he showed a credential.
 
@@ -90,6 +115,10 @@ class _Protocol(H11Protocol):
     """
 
     _seen: Any = None
+
+    def __init__(self, config: uvicorn.Config, *more: Any, **named: Any) -> None:
+        super().__init__(config, *more, **named)
+        self.conn = _Parser(h11.SERVER, config.h11_max_incomplete_event_size or 16 << 10)
 
     @property
     def is_known(self) -> bool:
@@ -99,7 +128,12 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, see uvicorn."""
         super().connection_made(transport)
-        self.loop.call_later(REQUEST_SECONDS, self._look)
+        self._watch = self.loop.call_later(REQUEST_SECONDS, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End, see uvicorn; nothing that was read is kept until somebody looks."""
+        self._watch.cancel()
+        super().connection_lost(exc)
 
     def _look(self) -> None:
         if self.transport.is_closing():
@@ -108,7 +142,7 @@ class _Protocol(H11Protocol):
             self.transport.abort()
             return
         self._seen = self.cycle
-        self.loop.call_later(REQUEST_SECONDS, self._look)
+        self._watch = self.loop.call_later(REQUEST_SECONDS, self._look)
 
 
 class _Door(socket.socket):
@@ -147,6 +181,7 @@ class CaasServer:
     def __init__(self, options: ServiceOptions, log: ServiceLog, cluster: ClusterClient | None = None) -> None:
         self.options, self.log = options, log
         host, port = parse_listen(options.listen)
+        probed = parse_listen(options.health, "--health") if options.health else None
         if not options.tls and not options.insecure and not _is_loopback(host):
             text = f"--listen {options.listen}: keys would go over the network in clear"
             raise SettingsError(
@@ -162,20 +197,30 @@ class CaasServer:
             raise HostError("OCIGPU-CAAS-1", f"audit {cause(error)}", "") from error
         self.store = CaasStore(options.state, serving=True, limits=options.limits)
         self._tokens = tokens
-        try:
-            self._socket = _Door(listen_tcp(host, port, BACKLOG))
-        except OSError as error:
-            self.store.close()
-            raise HostError("OCIGPU-CAAS-1", f"listen on {options.listen}: {error.strerror}", "") from error
-        self.port = int(self._socket.getsockname()[1])
+        self.health: HealthServer | None = None
         self.keeper: Keeper | None = None
+        try:
+            if probed:
+                self.health = HealthServer(*probed, lambda: self.keeper.problem if self.keeper else "it starts")
+            with OsErrorAs(HostError, "OCIGPU-CAAS-1", f"listen on {options.listen}"):
+                self._socket = _Door(listen_tcp(host, port, BACKLOG))
+        except HostError:
+            if self.health:
+                self.health.end()
+            self.store.close()
+            raise
+        self.port = int(self._socket.getsockname()[1])
         self._server: _UvicornServer | None = None
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve.  ``ready``: called once requests are answered."""
         try:
+            if self.health:
+                self.health.start()
             asyncio.run(self._run(ready))
         finally:
+            if self.health:
+                self.health.end()
             self._socket.close()
             self.store.close()
             if self._audit is not None:
@@ -200,7 +245,7 @@ class CaasServer:
 
         @contextlib.asynccontextmanager
         async def beside(_app: Starlette) -> AsyncIterator[None]:
-            beside_us = (keeper.run(), fleet.run(), herald.run(), self._renew(config.ssl))
+            beside_us = (keeper.run(), fleet.run(), herald.run(), self._renew(config.ssl), self._beat())
             work = [asyncio.create_task(one) for one in beside_us]
             for one in work:
                 one.add_done_callback(self._ended)
@@ -229,6 +274,11 @@ class CaasServer:
             for number in ENDING:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
         await server.serve([self._socket])
+
+    async def _beat(self) -> None:
+        while self.health:
+            self.health.beat()
+            await asyncio.sleep(BEAT)
 
     async def _renew(self, context: ssl.SSLContext | None) -> None:
         """Take up a renewed certificate, for new connections; one that is unusable leaves the former in force."""
@@ -270,11 +320,11 @@ def audit_text(line: dict[str, Any]) -> str:
     return "audit " + " ".join(f"{name}={json.dumps(value)}" for name, value in line.items() if value is not None)
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
     """Return host and port of HOST:PORT; raises SettingsError (OCIGPU-CAAS-1)."""
     found = split_address(text)
     if not found or not found[0]:
-        raise SettingsError("OCIGPU-CAAS-1", f"--listen {quoted(text)}: not HOST:PORT", "127.0.0.1:8443, [::]:8443")
+        raise SettingsError("OCIGPU-CAAS-1", f"{option} {quoted(text)}: not HOST:PORT", "127.0.0.1:8443, [::]:8443")
     return found
 
 

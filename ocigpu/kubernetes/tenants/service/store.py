@@ -106,20 +106,27 @@ class StoreFullError(Exception):
 class StoredContainer(NamedTuple):
     """A container as it is remembered.
 
-    ``request``: what was asked for, secrets by name; ``secrets``: values until they are in the cluster; ``made``: its
-    pod was there; ``gone``: it was deleted and nothing of it is left.
+    ``text``: of ``request``, what was asked for, secrets by name, which is read when it is needed: it can have
+    1 MiB; ``secrets``: values until they are in the cluster; ``made``: its pod was there; ``gone``: it was deleted and
+    nothing of it is left.
     """
 
     id: str
     tenancy: str
     created: float
-    request: Mapping[str, Any]
+    text: str
     secrets: Mapping[str, str] | None
     made: bool
     deleting: bool
     gone: bool
     standing: ContainerStanding
     version: int
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """What was asked for."""
+        found: Mapping[str, Any] = json.loads(self.text)
+        return found
 
 
 class StoredEvent(NamedTuple):
@@ -315,6 +322,11 @@ class CaasStore:
     def find(self, container: str) -> StoredContainer | None:
         """Return a container that was not deleted."""
         return next(iter(self._containers("id = ? and gone = 0", (container,))), None)
+
+    def find_tenancy(self, container: str) -> str:
+        """Return whose a container is that was not deleted, "" for none."""
+        rows = self._read("select tenancy from containers where id = ? and gone = 0", (container,))
+        return str(rows[0][0]) if rows else ""
 
     def find_any(self, container: str) -> StoredContainer | None:
         """Return a container, also one that is gone."""
@@ -557,5 +569,5 @@ def _read_row(
     found = ContainerStanding(**{**json.loads(standing), "lifecycle": lifecycle, "reason": reason})
     secret = json.loads(values) if values else None
     return StoredContainer(
-        number, tenancy, created, json.loads(request), secret, bool(made), bool(deleting), bool(gone), found, version
+        number, tenancy, created, request, secret, bool(made), bool(deleting), bool(gone), found, version
     )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import io
 import math
 import re
 import time
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
@@ -30,6 +32,7 @@ from ocigpu.kubernetes.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, Endpoint, QueryParameter, make_document
 from ocigpu.kubernetes.tenants.service.fleet import Fleet
 from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
+from ocigpu.kubernetes.tenants.service.intake import Rates, Turns, check_shape
 from ocigpu.kubernetes.tenants.service.keeper import ACTIVE, Keeper, phase_of, wait_at_most
 from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, read_time
 from ocigpu.kubernetes.tenants.service.pods import find_export, object_name, size_of
@@ -48,6 +51,12 @@ BODY_SECONDS = 30.0
 MAX_STREAMS, MAX_REQUESTS = 64, 128
 """At one time for one tenancy, or one admin: those that stay open, and all until they are answered.  Body and answer of
 each can have 1 MiB, for as long as their tenant takes to send or to read them."""
+MAX_BODIES = 8
+"""Of these requests that have a body, whose bodies are read and kept; the others wait with theirs unread."""
+BODY_COST = 64 << 10
+"""Bytes of a body that count as one request more."""
+LINES = 64
+"""Of a log that are sent before others have their turn."""
 KNOWN = "ocigpu.known"
 """In the scope of a request whose credential holds."""
 KEEP_ALIVE = 15.0
@@ -66,13 +75,15 @@ _SECURITY = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 class TenantRules(NamedTuple):
     """What the operator lets tenants ask for.
 
-    ``exports``: of NFS, "SERVER:/PATH" with {tenancy} where its name stands; ``timeout``, ``max_timeout``: seconds.
+    ``exports``: of NFS, "SERVER:/PATH" with {tenancy} where its name stands; ``timeout``, ``max_timeout``: seconds;
+    ``rate``: requests a second with one credential.
     """
 
     registries: tuple[str, ...] = REGISTRIES
     exports: tuple[str, ...] = ()
     timeout: int = 86400
     max_timeout: int = 7 * 86400
+    rate: float = 50.0
 
 
 class Ask(NamedTuple):
@@ -90,9 +101,14 @@ class Ask(NamedTuple):
 Method = Callable[[Ask], Awaitable[Response]]
 
 
+def _who(principal: Principal) -> str:
+    """Return who waits for his own requests: a tenancy, with all of its credentials, or an admin."""
+    return principal.tenancy or principal.actor
+
+
 @contextlib.contextmanager
 def _place(taken: Counter[str], principal: Principal, most: int, code: str) -> Iterator[None]:
-    who = principal.tenancy or principal.actor
+    who = _who(principal)
     if taken[who] >= most:
         raise Refusal(code, retry_after=RETRY)
     taken[who] += 1
@@ -137,6 +153,9 @@ class Api:
         self._in_flight: set[tuple[str, str]] = set()
         self._streams: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
+        self._turns, self._rates = Turns(), Rates(rules.rate)
+        self._rooms: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._shown: dict[tuple[str, bool], tuple[int, float, str]] = {}
         by_path: dict[str, dict[str, Endpoint]] = {}
         for endpoint in ENDPOINTS:
             by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
@@ -168,7 +187,11 @@ class Api:
         try:
             ask = await self._read(endpoint, request, request_id, known)
             method: Method = getattr(self, endpoint.name)
-            answer = await method(ask)
+            if endpoint.waits:
+                answer = await method(ask)
+            else:
+                async with self._turn(ask):
+                    answer = await method(ask)
             result = str(answer.status_code)
         except ClusterError as error:
             problem = Refusal("cluster_unavailable", error.message, retry_after=RETRY)
@@ -213,14 +236,26 @@ class Api:
             principal = await read_credential(request.headers.get("authorization", ""), self.store, self._tokens)
             known["principal"] = principal
             request.scope[KNOWN] = True
+            self._rates.charge(principal.actor)
             request.state.places.enter_context(_place(self._requests, principal, MAX_REQUESTS, "too_many_requests"))
             if endpoint.scope:
                 principal.require(endpoint.scope)
         values = read_parameters(endpoint, request)
-        body = await _read_body(request) if endpoint.takes else b""
-        model = read_model(endpoint.takes, body) if endpoint.takes else None
+        body, model = b"", None
+        if endpoint.takes:
+            room = self._rooms.get(_who(principal)) or asyncio.Semaphore(MAX_BODIES)
+            self._rooms[_who(principal)] = room
+            await room.acquire()
+            request.state.places.callback(room.release)
+            body = await _read_body(request)
+            self._rates.charge(principal.actor, len(body) / BODY_COST)
+            async with self._turns.take(_who(principal)):
+                model = read_model(endpoint.takes, body)
         request.state.known = known
         return Ask(request, principal, values, body, model, request.path_params.get("id", ""), request_id)
+
+    def _turn(self, ask: Ask) -> contextlib.AbstractAsyncContextManager[None]:
+        return self._turns.take(_who(ask.principal))
 
     # containers
 
@@ -252,16 +287,18 @@ class Api:
         found = await self._check_tenancy(ask, tenancy, active=True)
         if registries := (found.get("spec") or {}).get("registries"):
             check_registry(parse_image(request["image"]), registries)
-        await self._check_quota(tenancy, request["gpus"])
-        # nothing is waited for from here on: container and key are remembered together, or neither is
-        try:
-            for ended in self.store.make_room(tenancy, len(ask.body)):
-                self.keeper.look_at(ended)
-        except StoreFullError as error:
-            raise Refusal(str(error), retry_after=30) from error
-        made = self.store.add(tenancy, request, dict(ask.model.secrets), key, ask.body)
-        self.keeper.look_at(made.id)
-        return _accepted(made, {})
+        quotas = await self._read_quotas(tenancy)
+        async with self._turn(ask):
+            # nothing is waited for from here on: container and key are remembered together, or neither is
+            self._check_quota(quotas, tenancy, request["gpus"])
+            try:
+                for ended in self.store.make_room(tenancy, len(ask.body)):
+                    self.keeper.look_at(ended)
+            except StoreFullError as error:
+                raise Refusal(str(error), retry_after=30) from error
+            made = self.store.add(tenancy, request, dict(ask.model.secrets), key, ask.body)
+            self.keeper.look_at(made.id)
+            return _accepted(made, {})
 
     async def _check_tenancy(self, ask: Ask, tenancy: str, active: bool = False) -> Mapping[str, Any]:
         found = await self.keeper.cluster.read_tenancy(tenancy)
@@ -274,10 +311,10 @@ class Api:
             raise Refusal("tenancy_not_active", f"tenancy {tenancy} is {phase_of(found)}")
         return found
 
-    async def _check_quota(self, tenancy: str, gpus: int) -> None:
+    def _check_quota(self, quotas: Sequence[models.QuotaView], tenancy: str, gpus: int) -> None:
         """Refuse what the cluster would refuse, in better words; the cluster's quota is what binds."""
         name = f"requests.{self.keeper.options.resource}"
-        for quota in await self._read_quotas(tenancy):
+        for quota in quotas:
             if quota.resource == name:
                 used = _quantity(quota.used) + self.store.waiting_gpus(tenancy)
                 if used + gpus > _quantity(quota.hard):
@@ -328,7 +365,8 @@ class Api:
         tag = f'"{found.version}"'
         if tag == ask.request.headers.get("if-none-match"):
             return Response(status_code=304, headers={"ETag": tag})
-        return _json(view(found), headers={"ETag": tag})
+        async with self._turn(ask):
+            return _json(view(found), headers={"ETag": tag})
 
     async def _wait(self, ask: Ask, wanted: str, seconds: float) -> StoredContainer | None:
         rank, end = models.LIFECYCLES.index(wanted), time.monotonic() + seconds
@@ -425,12 +463,23 @@ class Api:
             problem="; ".join(dict.fromkeys(filter(None, problems))),
         )
 
+    async def _show_once(self, ask: Ask) -> str:
+        """Return the overview for a stream; those who see the same share what was made since the last change."""
+        sees = (ask.principal.tenancy or "", ask.principal.may("fleet:read"))
+        async with self._turn(ask):
+            changes, now = self.keeper.bell.rings, time.monotonic()
+            self._shown = {one: kept for one, kept in self._shown.items() if now - kept[1] < KEEP_ALIVE}
+            kept = self._shown.get(sees)
+            if kept is None or kept[0] != changes or now - kept[1] >= SETTLE:
+                kept = self._shown[sees] = (changes, now, self._overview(ask).model_dump_json())
+            return kept[2]
+
     async def _overviews(self, ask: Ask) -> AsyncIterator[str]:
         before = b""
         with self.keeper.bell.hear() as heard:
             while not self.keeper.bell.closed and self._is_valid(ask.principal):
                 heard.clear()
-                text = self._overview(ask).model_dump_json()
+                text = await self._show_once(ask)
                 now = hashlib.sha256(text.encode()).digest()
                 yield f"event: overview\ndata: {text}\n\n" if now != before else ": nothing new\n\n"
                 before, text = now, ""  # it is large, and whoever reads it may take long
@@ -446,11 +495,15 @@ class Api:
         stamped = ask.values["timestamps"]
 
         async def parts() -> AsyncIterator[str]:
+            count = 0
             async for number, at, text in lines:
                 if ask.values["follow"] and not self._is_valid(ask.principal):
                     break
                 shown = f"{at} {text}" if stamped else text
                 yield f"id: {number}\ndata: {shown}\n\n" if media == STREAM else f"{shown}\n"
+                count += 1
+                if not count % LINES:  # as many as there are may come without anything being waited for
+                    await asyncio.sleep(0)
             if media == STREAM:
                 yield "event: end\ndata:\n\n"
 
@@ -497,9 +550,10 @@ class Api:
                     return
                 raise
             return
-        lines = kept.decode("utf-8", "replace").split("\n")[:-1]
-        for line in lines[-tail:] if tail else [] if tail == 0 else lines:
-            yield line
+        if tail is not None:
+            kept = b"\n".join(kept.rsplit(b"\n", tail + 1)[-tail - 1 :])
+        for raw in io.BytesIO(kept):
+            yield raw.decode("utf-8", "replace").removesuffix("\n")
 
     async def _wait_until_started(self, container: str) -> bool:
         with self.keeper.bell.hear() as heard:
@@ -696,6 +750,7 @@ async def _read_body(request: Request) -> bytes:
 
 def read_model(model: type[BaseModel], body: bytes) -> BaseModel:
     """Return what a body says; raises Refusal (request_invalid) that names each wrong place, and no value."""
+    check_shape(body)
     try:
         value = rawjson.parse(body.decode("utf-8-sig"))  # a mark at the begin may be ignored: RFC 8259 section 8.1
     except (ValueError, RecursionError) as error:
@@ -713,7 +768,7 @@ def read_model(model: type[BaseModel], body: bytes) -> BaseModel:
 
 def _pointer(place: Sequence[int | str]) -> str:
     """Return a JSON pointer in the form of a fragment: RFC 6901 section 6."""
-    parts = [str(one).replace("~", "~0").replace("/", "~1") for one in place if one != "[key]"]
+    parts = [str(one)[:300].replace("~", "~0").replace("/", "~1") for one in place if one != "[key]"]
     return printable("#" + "".join(f"/{part}" for part in parts), 300)
 
 
