@@ -201,7 +201,7 @@ def _device_name(gpu: GpuLayout, instance: GpuInstance, size: int) -> str:
     return profile.name if size == profile.slices else f"{size}c.{profile.name}"
 
 
-CI_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1}
+CI_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1, 8: 7}
 """Compute slices by nvmlComputeInstanceProfile (nvml.h)."""
 Number = Annotated[int, Field(ge=0, le=255)]
 
@@ -211,7 +211,7 @@ class _Part(BaseModel):
 
 
 class _Compute(_Part):
-    ProfileID: Annotated[int, Field(ge=0, le=7)]
+    ProfileID: Annotated[int, Field(ge=0, le=8)]
     EngProfileID: Literal[0] = 0
 
 
@@ -264,8 +264,9 @@ def _change(gpu: GpuLayout, was: _Device, held: Mapping[str, str]) -> GpuChange:
         if profile is None or one.Placement.Start not in profile.starts:
             text = f"it has no GPU instance of profile {one.ProfileID} at {one.Placement.Start}"
             return GpuChange(gpu, None, problem=text)
-        cis = tuple(CI_SLICES[part.ProfileID] for part in one.ComputeInstances or ())
-        instances.append(GpuInstance(profile.id, one.Placement.Start, cis))
+        numbers = tuple(part.ProfileID for part in one.ComputeInstances or ())
+        cis = tuple(CI_SLICES[number] for number in numbers)
+        instances.append(GpuInstance(profile.id, one.Placement.Start, cis, numbers=numbers))
     if gpu.mode is None:
         return GpuChange(gpu, None, problem="it has no MIG mode")
     return plan_back(gpu, gpu._replace(mode=was.MigMode, pending=was.MigMode, instances=tuple(instances)), held)
@@ -278,7 +279,6 @@ def parse_checkpoint(text: str, where: str) -> Checkpoint:
 
 def to_checkpoint(gpus: Sequence[GpuLayout]) -> dict[str, Any]:
     """Return how GPUs with MIG are cut, as such a file has it."""
-    numbers = {slices: number for number, slices in reversed(CI_SLICES.items())}
     devices = []
     for gpu in gpus:
         if gpu.mode is None:
@@ -287,7 +287,7 @@ def to_checkpoint(gpus: Sequence[GpuLayout]) -> dict[str, Any]:
             {
                 "ProfileID": gpu.profile(one.profile).number,
                 "Placement": {"Start": one.start, "Size": gpu.profile(one.profile).size},
-                "ComputeInstances": [{"ProfileID": numbers[size], "EngProfileID": 0} for size in one.cis],
+                "ComputeInstances": [{"ProfileID": number, "EngProfileID": 0} for number in one.numbers],
             }
             for one in gpu.instances
         ]

@@ -82,16 +82,17 @@ def _follow_mig(directory: str, data: dict[str, Any]) -> None:
             lines = [line.split() for line in file]
     except FileNotFoundError:
         return
-    profiles = find_model(data["model"]).mig_profiles
+    model = find_model(data["model"])
+    profiles = model.mig_profiles
     for gpu in (gpu for gpu in data["gpus"] if "minor" in gpu):  # NVIDIA's
         found = [line for line in lines if line[1:2] == [str(gpu["index"])]]
         gpu["mig_enabled"] = ["mode", str(gpu["index"]), "1"] in found
         gpu["mig_devices"] = []
-        for instance, profile, _, ci, slices, _, uuid in (line[2:] for line in found if line[0] == "mig"):
+        for instance, profile, _, ci, slices, _, compute, uuid in (line[2:] for line in found if line[0] == "mig"):
             if int(ci) < 0:
                 continue
             whole, minor = profiles[int(profile)], gi_minor(gpu["index"], int(instance))
-            part = "" if int(slices) == whole.compute_slices else f"{slices}c."
+            part = "" if int(compute) == model.whole_instance(whole) else f"{slices}c."
             name = part + whole.name
             mig = describe_mig(len(gpu["mig_devices"]), uuid, name, int(instance), int(ci), minor)
             gpu["mig_devices"].append(mig)

@@ -81,6 +81,16 @@ class Model:
         """What the whole GPU has to give to MIG devices."""
         return max(profile.compute_slices for profile in self.mig_profiles)
 
+    def whole_instance(self, profile: MigProfile) -> int:
+        """Return the nvmlComputeInstanceProfile that takes all of a GPU instance.
+
+        A GPU instance of one compute slice may have more multiprocessors than a slice has: then one of two (REV1).
+        """
+        least = min(each.multiprocessors for each in self.mig_profiles if each.compute_slices == 1)
+        if profile.compute_slices == 1 and profile.multiprocessors > least:
+            return 7
+        return {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5}[profile.compute_slices]
+
     @property
     def memory_slices(self) -> int:
         """What the whole GPU has to give to MIG devices."""

@@ -493,8 +493,9 @@ static struct handle *parent(device_t instance) {
     return device;
 }
 
-static unsigned int multiprocessors(const struct sim_profile *profile, int slices) {
-    return profile->multiprocessors * (unsigned int)slices / profile->slices;
+static unsigned int multiprocessors(const struct sim_profile *profile, int slices, int ci_profile) {
+    return ci_profile == 0 && sim_has_rev1(profile) ? sim_least()
+                                                    : profile->multiprocessors * (unsigned int)slices / profile->slices;
 }
 
 ANSWER(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (device_t device, struct handle **result),
@@ -511,7 +512,7 @@ struct attributes {
 
 EXPORT nvml_return nvmlDeviceGetAttributes_v2(device_t device, struct attributes *attributes) {
     REQUIRE(ask_mig(device, !!attributes));
-    attributes->multiprocessors = multiprocessors(PROFILE(device), device->mig->ci_slices);
+    attributes->multiprocessors = multiprocessors(PROFILE(device), device->mig->ci_slices, device->mig->ci_profile);
     memcpy(attributes->engines, PROFILE(device)->engines, sizeof attributes->engines);
     attributes->gi_slices = PROFILE(device)->slices;
     attributes->ci_slices = (unsigned int)device->mig->ci_slices;

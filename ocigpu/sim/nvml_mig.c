@@ -12,7 +12,8 @@ struct placement {
 
 enum { GI_PROFILES = 0x12, CI_PROFILES = 9 }; /* NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_PROFILE_COUNT */
 
-static const unsigned int ci_sizes[] = {1, 2, 3, 4, 7}; /* compute slices, by enumerator; the id is the same number */
+/* Compute slices, by enumerator (nvmlComputeInstanceProfile); the id is the same number. */
+static const unsigned int ci_sizes[] = {1, 2, 3, 4, 7, 8, 6, 1};
 
 enum { CI_SIZES = sizeof ci_sizes / sizeof *ci_sizes };
 
@@ -46,7 +47,8 @@ static nvml_return find_usable(device_t device, unsigned int id, const void *res
 /* Find a size of compute instances that the GPU instance can have: a 4g is not cut into three. */
 static nvml_return find_size(device_t gi, unsigned int number, const void *result, unsigned int *size) {
     REQUIRE(ask_gi(gi, result && number < CI_PROFILES));
-    if (number >= CI_SIZES || ci_sizes[number] > PROFILE(gi)->slices || (number == 2 && PROFILE(gi)->slices == 4))
+    if (number >= CI_SIZES || ci_sizes[number] > PROFILE(gi)->slices || (number == 2 && PROFILE(gi)->slices == 4) ||
+        number == 6 || (number == SIM_REV1 && !sim_has_rev1(PROFILE(gi))))
         return NOT_SUPPORTED;
     *size = ci_sizes[number];
     return SUCCESS;
@@ -295,7 +297,7 @@ static nvml_return make_gi(int gpu, int number, const struct placement *place, s
     const struct sim_profile *profile = &sim_table.profile[number];
     int share = sim_table.memory_slices / (int)(profile->size ? profile->size : 1);
     unsigned int count, taken = used(gpu, -1, number, &count, NULL);
-    struct sim_instance mig = {gpu, share - 1, number, 0, -1, 0, 0, "-"};
+    struct sim_instance mig = {gpu, share - 1, number, 0, -1, 0, 0, 0, "-"};
 
     if (place && (place->size != profile->size || place->start > 31 || !(profile->starts >> place->start & 1)))
         return INVALID_ARGUMENT;
@@ -328,14 +330,14 @@ EXPORT nvml_return nvmlGpuInstanceDestroy(device_t gi) {
     return LOCKED(remove_gi(gi));
 }
 
-/* Fill a list with handles: of GPU instances of one profile on a GPU, or of compute instances of one size. */
+/* Fill a list with handles: of GPU instances of one profile on a GPU, or of compute instances of one profile. */
 static nvml_return list_instances(int gpu, int gi, int kind, unsigned int *count, struct handle **list) {
     *count = 0;
     for (int i = 0; i < sim_count; i++) {
         const struct sim_instance *mig = &sim_instances[i];
 
         if (mig->gpu == gpu && slot(mig)->mig &&
-            (gi < 0 ? mig->ci < 0 && mig->profile == kind : mig->gi == gi && mig->ci >= 0 && mig->ci_slices == kind))
+            (gi < 0 ? mig->ci < 0 && mig->profile == kind : mig->gi == gi && mig->ci >= 0 && mig->ci_profile == kind))
             list[(*count)++] = slot(mig);
     }
     return SUCCESS;
@@ -380,7 +382,8 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfo(device_t gi, uns
     REQUIRE(find_size(gi, profile, info, &size));
     if (engines)
         return NOT_SUPPORTED;
-    *info = (struct ci_profile){{profile, size, PROFILE(gi)->slices / size, multiprocessors(PROFILE(gi), (int)size)}};
+    *info = (struct ci_profile){{profile, size, PROFILE(gi)->slices / size,
+                                 multiprocessors(PROFILE(gi), (int)size, (int)profile)}};
     memcpy(info->numbers + 4, PROFILE(gi)->engines, sizeof PROFILE(gi)->engines);
     return SUCCESS;
 }
@@ -399,6 +402,7 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfoV(device_t gi, un
     memcpy(info->numbers, plain.numbers, sizeof plain.numbers);
     named = *gi->mig;
     named.ci_slices = (int)size;
+    named.ci_profile = (int)profile;
     memcpy(info->name, "MIG ", 4);
     sim_mig_name(&named, info->name + 4, sizeof info->name - 4);
     if (version == 3)
@@ -431,8 +435,8 @@ static void write_uuid(struct sim_instance *mig) {
     unsigned long long halves[2];
     char text[128], *c;
 
-    snprintf(text, sizeof text, "%s/%d/%d/%d/%d", sim_table.gpu[mig->gpu].uuid, mig->gi, mig->ci, mig->profile,
-             mig->ci_slices);
+    snprintf(text, sizeof text, "%s/%d/%d/%d/%d%s", sim_table.gpu[mig->gpu].uuid, mig->gi, mig->ci, mig->profile,
+             mig->ci_slices, mig->ci_profile == 0 && sim_has_rev1(&sim_table.profile[mig->profile]) ? "/0" : "");
     for (int i = 0; i < 2; i++) { /* FNV-1a with two offsets */
         halves[i] = 14695981039346656037ull + (unsigned int)i;
         for (c = text; *c; c++)
@@ -443,7 +447,7 @@ static void write_uuid(struct sim_instance *mig) {
              (unsigned int)(halves[1] >> 52), halves[1] & 0xFFFFFFFFFFFFull);
 }
 
-static nvml_return make_ci(device_t gi, unsigned int size, const struct placement *place,
+static nvml_return make_ci(device_t gi, unsigned int size, unsigned int profile, const struct placement *place,
                            struct handle **result) {
     struct sim_instance mig = *gi->mig;
     unsigned int count, start, taken = used(mig.gpu, mig.gi, 0, &count, NULL);
@@ -460,6 +464,7 @@ static nvml_return make_ci(device_t gi, unsigned int size, const struct placemen
         mig.ci++;
     mig.ci_slices = (int)size;
     mig.ci_start = (int)start;
+    mig.ci_profile = (int)profile;
     write_uuid(&mig);
     return add(&mig, result);
 }
@@ -467,7 +472,7 @@ static nvml_return make_ci(device_t gi, unsigned int size, const struct placemen
 BY_NUMBER(nvmlGpuInstanceCreateComputeInstanceWithPlacement,
           (device_t gi, unsigned int id, const struct placement *place, struct handle **ci),
           find_size(gi, id, ci, &number),
-          LOCKED(is_instance(gi, 1) ? make_ci(gi, number, place, ci) : INVALID_ARGUMENT))
+          LOCKED(is_instance(gi, 1) ? make_ci(gi, number, id, place, ci) : INVALID_ARGUMENT))
 
 EXPORT nvml_return nvmlGpuInstanceCreateComputeInstance(device_t gi, unsigned int id, struct handle **ci) {
     return nvmlGpuInstanceCreateComputeInstanceWithPlacement(gi, id, NULL, ci);
@@ -482,7 +487,7 @@ EXPORT nvml_return nvmlComputeInstanceDestroy(device_t ci) {
 
 BY_NUMBER(nvmlGpuInstanceGetComputeInstances, (device_t gi, unsigned int id, struct handle **list, unsigned int *count),
           find_size(gi, id, list, &number),
-          count ? list_instances(gi->gpu, gi->mig->gi, (int)number, count, list) : INVALID_ARGUMENT)
+          count ? list_instances(gi->gpu, gi->mig->gi, (int)id, count, list) : INVALID_ARGUMENT)
 
 EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceById(device_t gi, unsigned int id, struct handle **ci) {
     REQUIRE(ask_gi(gi, !!ci));
@@ -498,15 +503,7 @@ struct ci_info {
     struct placement place;
 };
 
-static unsigned int profile_of(const struct sim_instance *ci) {
-    unsigned int id = 0;
-
-    while (ci_sizes[id] != (unsigned int)ci->ci_slices)
-        id++;
-    return id;
-}
-
 ANSWER(nvmlComputeInstanceGetInfo_v2, (device_t ci, struct ci_info *result), ask_ci(ci, !!result),
-       ((struct ci_info){parent(ci), &instances[ci->gpu][ci->mig->gi][0], ci->mig->ci, profile_of(ci->mig),
+       ((struct ci_info){parent(ci), &instances[ci->gpu][ci->mig->gi][0], ci->mig->ci, (unsigned int)ci->mig->ci_profile,
                          {ci->mig->ci_start, ci->mig->ci_slices}}))
 ALIAS(nvmlComputeInstanceGetInfo, nvmlComputeInstanceGetInfo_v2)

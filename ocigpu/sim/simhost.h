@@ -39,7 +39,7 @@ struct sim_profile { /* of GPU instances; see MigProfile in models.py */
 /* A GPU instance (ci is -1) or a compute instance in one. */
 struct sim_instance {
     int gpu, gi, profile, start;
-    int ci, ci_slices, ci_start;
+    int ci, ci_slices, ci_start, ci_profile; /* its nvmlComputeInstanceProfile */
     char uuid[48];
 };
 
@@ -157,7 +157,7 @@ static int sim_load(void) {
             if (gpu >= 0 && gpu < sim_table.gpus)
                 sim_mig_pending[gpu] = sim_number(&line);
         } else if (strncmp(line, "mig ", 4) == 0 && sim_count < SIM_MOST) {
-            for (line += 4, field = &item->gpu; field <= &item->ci_start; field++)
+            for (line += 4, field = &item->gpu; field <= &item->ci_profile; field++)
                 *field = sim_number(&line);
             snprintf(item->uuid, sizeof item->uuid, "%s", line);
             sim_count += item->gpu < sim_table.gpus && item->gi < SIM_GIS && item->ci < SIM_CIS;
@@ -166,11 +166,29 @@ static int sim_load(void) {
     return 1;
 }
 
+enum { SIM_REV1 = 7 }; /* NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1 */
+
+/* Return the multiprocessors of the GPU's smallest instance. */
+static unsigned int sim_least(void) {
+    unsigned int least = ~0u;
+
+    for (int i = 0; i < sim_table.profiles; i++)
+        if (sim_table.profile[i].slices == 1 && sim_table.profile[i].multiprocessors < least)
+            least = sim_table.profile[i].multiprocessors;
+    return least;
+}
+
+/* Say whether a GPU instance has two profiles of compute instances of one slice: one with the multiprocessors of a
+ * slice, and REV1 with all of a GPU instance that has one compute slice and more multiprocessors than that. */
+static int sim_has_rev1(const struct sim_profile *profile) {
+    return profile->slices == 1 && profile->multiprocessors > sim_least();
+}
+
 /* Write a compute instance's name, such as "1g.10gb" or "1c.3g.40gb" of a part of a GPU instance. */
 static void sim_mig_name(const struct sim_instance *mig, char *name, size_t size) {
     const struct sim_profile *profile = &sim_table.profile[mig->profile];
 
-    if (mig->ci_slices == (int)profile->slices)
+    if (mig->ci_slices == (int)profile->slices && (mig->ci_profile == SIM_REV1 || !sim_has_rev1(profile)))
         snprintf(name, size, "%s", profile->name);
     else
         snprintf(name, size, "%dc.%s", mig->ci_slices, profile->name);

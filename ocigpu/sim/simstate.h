@@ -43,8 +43,9 @@ static int sim_store(void) {
     for (i = 0; i < sim_count; i++) {
         const struct sim_instance *mig = &sim_instances[i];
 
-        at += (size_t)snprintf(text + at, sizeof text - at, "mig %d %d %d %d %d %d %d %s\n", mig->gpu, mig->gi,
-                               mig->profile, mig->start, mig->ci, mig->ci_slices, mig->ci_start, mig->uuid);
+        at += (size_t)snprintf(text + at, sizeof text - at, "mig %d %d %d %d %d %d %d %d %s\n", mig->gpu, mig->gi,
+                               mig->profile, mig->start, mig->ci, mig->ci_slices, mig->ci_start, mig->ci_profile,
+                               mig->uuid);
     }
     i = sim_write_text(draft, 0644, text, at) && rename(draft, SIM_BELOW(SIM_STATE)) == 0;
     *sim_last = 0; /* what is in force is what the file says now */

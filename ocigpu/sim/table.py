@@ -89,6 +89,7 @@ def _mig_state(gpus: Sequence[SimGpu]) -> str:
         for mig in gpu.mig_devices:
             instance = (gpu.index, mig.gpu_instance, gpu.model.mig_profiles.index(mig.profile), mig.start)
             start = " ".join(map(str, instance))
-            lines.append(f"mig {start} -1 0 0 -\n")
-            lines.append(f"mig {start} {mig.compute_instance} {mig.profile.compute_slices} 0 {mig.uuid}\n")
+            slices, whole = mig.profile.compute_slices, gpu.model.whole_instance(mig.profile)
+            lines.append(f"mig {start} -1 0 0 0 -\n")
+            lines.append(f"mig {start} {mig.compute_instance} {slices} 0 {whole} {mig.uuid}\n")
     return "".join(lines)

@@ -194,6 +194,7 @@ def _creating(change: GpuChange) -> list[Step]:
                 "start": one.start,
                 "size": change.gpu.profile(one.profile).size,
                 "cis": list(one.cis),
+                "numbers": list(one.numbers),
             },
             f"make {change.gpu.name_of(one)} at {one.start}",
         )

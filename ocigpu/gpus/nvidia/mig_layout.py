@@ -16,7 +16,7 @@ from ocigpu.core.errors import printable
 
 Text = Annotated[str, BeforeValidator(lambda value: printable(str(value), 96))]
 """What closed code says."""
-_NAME = re.compile(r"(?:([0-9]+)c\.)?([0-9]+g\.[0-9]+gb(?:[+-][a-z.]+)*)")
+_NAME = re.compile(r"(?:([0-9]{1,3})c\.)?([0-9]{1,3}g\.[0-9]{1,6}gb(?:[+-][a-z.]+)*)")
 """A profile of compute instances has its own size before that of its GPU instance: 1c.3g.40gb."""
 _Places = Mapping[int, tuple[int, Sequence[int]]]
 _SEVEN: _Places = {
@@ -66,18 +66,29 @@ class Profile(NamedTuple):
 
 
 class GpuInstance(NamedTuple):
-    """A GPU instance; ``gi`` is -1 for one to be made.  ``cis``: compute slices of each compute instance in it."""
+    """A GPU instance; ``gi`` is -1 for one to be made.  ``cis``: compute slices of each compute instance in it.
+
+    ``numbers``: the nvmlComputeInstanceProfile of each, () for those that their sizes say, and ``usual``: that they are
+    these.  A GPU instance of one slice may have two profiles of that size, one of which leaves multiprocessors unused.
+    """
 
     profile: int
     start: int
     cis: tuple[int, ...]
     gi: int = -1
     uuids: tuple[Text, ...] = ()
+    numbers: tuple[int, ...] = ()
+    usual: bool = True
 
     @property
-    def kind(self) -> tuple[int, tuple[int, ...]]:
+    def kind(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """What it is, wherever it is."""
-        return self.profile, tuple(sorted(self.cis))
+        return self.profile, tuple(sorted(self.cis)), () if self.usual else tuple(sorted(self.numbers))
+
+    @property
+    def exactly(self) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
+        """What it is, and where."""
+        return self.profile, tuple(sorted(self.cis)), tuple(sorted(self.numbers)), self.start
 
 
 class GpuLayout(NamedTuple):
@@ -109,7 +120,7 @@ class GpuLayout(NamedTuple):
     def name_of(self, instance: GpuInstance) -> str:
         """Return the profiles of an instance as NVIDIA writes them."""
         profile = self.profile(instance.profile)
-        whole = instance.cis == (profile.slices,)
+        whole = instance.cis == (profile.slices,) and instance.usual
         return profile.name if whole else "+".join(f"{size}c.{profile.name}" for size in instance.cis) or profile.name
 
 
@@ -175,8 +186,8 @@ def plan_change(gpu: GpuLayout, wanted: WantedMig, held: Mapping[str, str]) -> G
 
 def plan_back(now: GpuLayout, before: GpuLayout, held: Mapping[str, str] | None = None) -> GpuChange:
     """Return what puts a GPU back to how it was, each instance at its place; ``held`` as in :func:`plan_change`."""
-    there = {(one.kind, one.start): one for one in now.instances}
-    was = {(one.kind, one.start): one for one in before.instances}
+    there = {one.exactly: one for one in now.instances}
+    was = {one.exactly: one for one in before.instances}
     gone = tuple(one for key, one in there.items() if key not in was)
     mode = None if (now.mode, now.pending) == (before.mode, before.pending) else before.pending
     if holders := _holders(

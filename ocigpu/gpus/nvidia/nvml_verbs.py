@@ -256,7 +256,7 @@ def set_compute_mode(mode: str, *uuids: str) -> None:
 
 GI_PROFILES = 0x12
 """NVML_GPU_INSTANCE_PROFILE_COUNT of CUDA 13."""
-CI_PROFILES = 8
+CI_PROFILES = 9
 """NVML_COMPUTE_INSTANCE_PROFILE_COUNT."""
 MAX_INSTANCES = 32
 ENGINES = ("multiprocessor", "copyEngine", "decoder", "encoder", "jpeg", "ofa")
@@ -319,26 +319,50 @@ def _mig_profile(gpu: Any, number: int, info: Any) -> dict[str, Any]:
     }
 
 
-def _ci_profiles(gi: Any) -> dict[int, int]:
-    """Return the profiles of compute instances that a GPU instance can have, by their compute slices."""
-    infos = [try_(pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, gi, number, 0) for number in range(CI_PROFILES)]
-    return {info.sliceCount: info.id for info in reversed(infos) if info}
+def _ci_profiles(gi: Any) -> dict[int, Any]:
+    """Return the profiles of compute instances that a GPU instance can have, by nvmlComputeInstanceProfile."""
+    asked = [
+        (number, try_(pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo, gi, number, 0))
+        for number in range(CI_PROFILES)
+    ]
+    return {number: info for number, info in asked if info}
+
+
+def _usual_profiles(profiles: dict[int, Any]) -> dict[int, int]:
+    """Return the number of the profile for each size in compute slices.
+
+    A GPU instance of one compute slice may have several of that size: the one with all of its multiprocessors counts,
+    as for nvidia-smi's -C.  Of a part the first one does.
+    """
+    whole = max((info.sliceCount for info in profiles.values()), default=0)
+    found: dict[int, int] = {}
+    for number, info in profiles.items():
+        size = info.sliceCount
+        more = size == whole and size in found and info.multiprocessorCount > profiles[found[size]].multiprocessorCount
+        if size not in found or more:
+            found[size] = number
+    return found
 
 
 def _compute_instances(gi: Any) -> list[tuple[int, Any]]:
-    """Return the compute instances in a GPU instance with their compute slices."""
+    """Return the compute instances in a GPU instance with the numbers of their profiles."""
     get, kind = pynvml.nvmlGpuInstanceGetComputeInstances, pynvml.c_nvmlComputeInstance_t
-    return [(size, ci) for size, profile in _ci_profiles(gi).items() for ci in _listed(get, gi, profile, kind)]
+    return [(number, ci) for number, info in _ci_profiles(gi).items() for ci in _listed(get, gi, info.id, kind)]
 
 
 def _mig_instance(gi: Any, profile: Any, devices: dict[tuple[int, int], str]) -> dict[str, Any]:
     info = pynvml.nvmlGpuInstanceGetInfo(gi)
-    compute = _compute_instances(gi)
+    compute, profiles = _compute_instances(gi), _ci_profiles(gi)
+    usual = _usual_profiles(profiles)
     names = [devices.get((info.id, pynvml.nvmlComputeInstanceGetInfo(ci).id), "") for _, ci in compute]
+    sizes = [profiles[number].sliceCount for number, _ in compute]
+    numbers = [number for number, _ in compute]
     return {
         "profile": profile.id,
         "start": info.placement.start,
-        "cis": [size for size, _ in compute],
+        "cis": sizes,
+        "numbers": numbers,
+        "usual": numbers == [usual[size] for size in sizes],
         "gi": info.id,
         "uuids": list(filter(None, names)),
     }
@@ -348,7 +372,8 @@ def change_mig(text: str) -> None:
     """Carry out steps in order and print how many were done, and why not all; needs root.
 
     A step is ``[UUID of the GPU, {"mode": 0 or 1}]``, ``{"destroy": id of a GPU instance}`` or ``{"create": profile
-    id, "start": slice, "size": slices, "cis": [compute slices]}``.
+    id, "start": slice, "size": slices, "cis": [compute slices], "numbers": [nvmlComputeInstanceProfile]}``; without
+    numbers the sizes say which.
     """
     steps = json.loads(text)
     for number, (uuid, step) in enumerate(steps):
@@ -370,10 +395,11 @@ def _change_mig(gpu: Any, step: dict[str, Any]) -> None:
         gi = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, step["create"], ctypes.byref(place))
         try:
             profiles = _ci_profiles(gi)
-            for size in step["cis"]:
-                if size not in profiles:
+            usual = _usual_profiles(profiles)
+            for number in step.get("numbers") or [usual.get(size, -1) for size in step["cis"]]:
+                if number not in profiles:
                     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-                pynvml.nvmlGpuInstanceCreateComputeInstance(gi, profiles[size])
+                pynvml.nvmlGpuInstanceCreateComputeInstance(gi, profiles[number].id)
         except pynvml.NVMLError:
             try_(_destroy, gi)
             raise
