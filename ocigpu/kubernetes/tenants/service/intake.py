@@ -6,6 +6,7 @@ milliseconds is done for one request at a time, and between two of them whatever
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -60,27 +61,24 @@ class Turns:
 
 
 class Rates:
-    """Counts what each credential asks for: ``rate`` a second, and what it has left of the last seconds.
+    """Counts what each credential asks for: ``rate`` a second, and what it has left of the last seconds (BURST).
 
-    Whoever was quiet for BURST seconds may ask for anything once.
+    What one request costs may be more than that; then the next ones wait for longer.
     """
 
     BURST = 4.0
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate, self._clock = rate, clock
-        self._full_at: dict[str, float] = {}
+        self._paid_at: dict[str, float] = {}
 
     def charge(self, who: str, cost: float = 1.0) -> None:
         """Count a request, or more of one; raises Refusal (too_many_requests)."""
         now = self._clock()
-        due = max(self._full_at.get(who, now), now) + min(cost / self.rate, self.BURST)
-        if due - now > self.BURST:
-            raise Refusal(
-                "too_many_requests",
-                f"more than {self.rate:g} requests a second with one credential",
-                retry_after=max(1, round(due - now - self.BURST)),
-            )
-        if len(self._full_at) >= MAX_KNOWN:
-            self._full_at = {one: at for one, at in self._full_at.items() if at > now}
-        self._full_at[who] = due
+        paid = max(self._paid_at.get(who, now), now)
+        if paid - now >= self.BURST:
+            text = f"more than {self.rate:g} requests a second with one credential"
+            raise Refusal("too_many_requests", text, retry_after=math.ceil(paid - now - self.BURST) + 1)
+        if len(self._paid_at) >= MAX_KNOWN:
+            self._paid_at = {one: at for one, at in self._paid_at.items() if at > now}
+        self._paid_at[who] = paid + cost / self.rate
