@@ -17,6 +17,7 @@ from ocigpu.gpus.nvidia.nodes import (
     apply_changes,
     find_changes,
     find_link_changes,
+    keep_links,
     plan_nodes,
     read_driver,
 )
@@ -225,6 +226,23 @@ def test_what_cannot_be_replaced_is_an_error_with_its_path(make: Roots) -> None:
         apply_all(make)
     assert caught.value.code == "OCIGPU-DEV-5"
     assert os.listdir(f"{make.dev}/dev") == ["nvidiactl"], "nothing half made is left"
+
+
+def test_links_are_kept_as_devices_come_and_go(make: Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Roots, "host", str(tmp_path / "host"))  # this machine's /dev/char stays as it is
+    roots = make
+    assert keep_links(roots) == ""
+    link = tmp_path / "host/dev/char/195:255"
+    assert os.readlink(link) == f"{roots.dev}/dev/nvidiactl"
+    link.unlink()
+    assert keep_links(roots) == ""
+    assert link.is_symlink()
+    shutil.rmtree(link.parent)
+    link.parent.write_text("")
+    assert "dev/char" in keep_links(roots)
+    assert keep_links(roots._replace(stand_in=True)) == ""
+    shutil.rmtree(f"{roots.proc}")
+    assert keep_links(roots) == "", "without a driver there is nothing to say"
 
 
 def test_links_of_a_driver_root_lead_there(roots: Roots, tmp_path: Path) -> None:

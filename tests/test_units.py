@@ -75,6 +75,17 @@ def test_a_service_starts_a_command_that_exists_and_may_write_its_file(path: Pat
 
 
 @pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_a_service_makes_the_nodes_and_their_links_first(path: Path) -> None:
+    """With all privileges, and whatever comes of it: "-+" (systemd.service(5))."""
+    (before,) = values(path, "Service", "ExecStartPre")
+    program, *arguments = before.removeprefix("-+").split()
+    assert before.startswith("-+/usr/local/bin/ocigpu "), "install.sh puts the prefix in its place"
+    done = subprocess.run([PROGRAMS / "ocigpu", *arguments, "--help"], capture_output=True, text=True)
+    assert (program, done.returncode) == ("/usr/local/bin/ocigpu", 0)
+    assert "links in /dev/char" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
 def test_a_service_never_gives_up_and_waits_longer_each_time(path: Path) -> None:
     assert values(path, "Unit", "StartLimitIntervalSec") == ["0"]
     assert values(path, "Service", "Restart") == ["on-failure"]

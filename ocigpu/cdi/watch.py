@@ -22,6 +22,7 @@ from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.core.vendors import VENDORS
 from ocigpu.gpus.cached import read_facts
 from ocigpu.gpus.fingerprint import explain_changes, read_fingerprint
+from ocigpu.gpus.nvidia.nodes import keep_links
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import load_vendor
@@ -298,7 +299,8 @@ class Watch:
             reasons=list(why),
             events=list(events),
         )
-        self.log.new("notes", "warning", (*refreshed.notes, *refreshed.skipped))
+        links = keep_links(find_roots(self.settings))
+        self.log.new("notes", "warning", (*refreshed.notes, *refreshed.skipped, *([links] if links else [])))
         notify_service_manager(f"STATUS={refreshed.path} is up to date")
 
     def _read_settings_again(self) -> None:

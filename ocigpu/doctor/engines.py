@@ -359,7 +359,7 @@ def _hooked(status: EngineStatus) -> str:
     """Return what changes the device cgroup after the runtime has set it, "" for nothing."""
     if status.is_default:
         return ""
-    if status.engine == "docker" and status.gpus_hook:
+    if status.engine == "docker" and status.gpus_hook and not status.gpus_hook_ours:  # ours tells systemd
         return "the hook of --gpus"
     vendors = [entry.name for entry in status.runtimes if os.path.basename(entry.path) == VENDOR[2]]
     return f'the vendor\'s legacy runtime "{vendors[0]}"' if vendors else ""

@@ -3,7 +3,8 @@
 The shim declares the rules in config.json, so that the runtime enforces them; then there is nothing to do here.  Left
 is the case of a hook in a bundle that others made.  On cgroup v1 missing rules are added one by one; on v2 every
 attached program is exchanged, in one step each, for one computed from the whole of config.json.  Nothing is ever
-detached first: a cgroup without a program allows everything.
+detached first: a cgroup without a program allows everything.  Where systemd manages the cgroup it is told as well
+(:mod:`ocigpu.provision.scope`), else its next daemon-reload would undo it.
 """
 
 import errno
@@ -11,6 +12,7 @@ import os
 
 from ocigpu.core.errors import ApplyError, cause, printable, quoted
 from ocigpu.core.record import NamedTuple
+from ocigpu.provision import scope
 from ocigpu.provision.device_filter import (
     ACCESS_BITS,
     FilterRule,
@@ -78,18 +80,25 @@ def apply_device_rules(
         return NO_CGROUPS_NOTE, _nothing
     declared = effective_rules(config or {})
     policy = Policy(declared)
-    if all(_covers(policy.allowed("c", rule.major, rule.minor), rule) for rule in rules):
+    is_declared = all(_covers(policy.allowed("c", rule.major, rule.minor), rule) for rule in rules)
+    if is_declared and not os.path.isdir(scope.DIRECTORY):
         return "", _nothing
     if os.geteuid() != 0 or not in_initial_user_namespace():
-        return ROOTLESS_NOTE, _nothing
+        return "" if is_declared else ROOTLESS_NOTE, _nothing
+    if is_declared:  # runc 1.1.3 to 1.1.6 does not tell systemd of a device without a link in /dev/char
+        return _tell_systemd(container_proc_fd, rules)
     cgroup = open_device_cgroup(container_proc_fd)
     with _Undo(cgroup.fd) as undo:
         if cgroup.version == 1:
             _change_v1(cgroup, _missing_v1(cgroup, rules), undo)
-            return "", undo
-        wanted = [FilterRule(True, "c", rule.major, rule.minor, rule.access) for rule in rules]
-        replaced = _replace_v2(cgroup, None if config is None else declared + wanted, undo)
-        return _ancestor_note(cgroup) if replaced else "", undo
+            note = ""
+        else:
+            wanted = [FilterRule(True, "c", rule.major, rule.minor, rule.access) for rule in rules]
+            replaced = _replace_v2(cgroup, None if config is None else declared + wanted, undo)
+            note = _ancestor_note(cgroup) if replaced else ""
+        told, forget = _tell_systemd(container_proc_fd, rules)
+        undo.steps.append(forget)
+        return note or told, undo
 
 
 def change_device_rules(
@@ -115,7 +124,19 @@ def change_device_rules(
             _change_v1(cgroup, lines, undo)
         elif not _replace_v2(cgroup, policy, undo):
             raise _failed("replace device program of", cgroup.path, "it has none of its own")
+        undo.steps.append(_tell_systemd(container_proc_fd, allow, deny)[1])
         return undo
+
+
+def _tell_systemd(
+    container_proc_fd: int, allow: "tuple[AllowDevice, ...]", deny: "tuple[AllowDevice, ...]" = ()
+) -> "tuple[str, Callable[[], None]]":
+    """Have systemd keep these rules at a daemon-reload, where it manages the cgroup; return a note and an undo."""
+    if not os.path.isdir(scope.DIRECTORY):
+        return "", _nothing
+    paths = parse_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
+    note, undo = scope.change_scope((paths.v1 or "") + (paths.v2 or ""), allow, deny)
+    return note, undo or _nothing
 
 
 def _nothing() -> None:

@@ -142,3 +142,22 @@ def test_help_of_sim_create_lists_every_fault(run: Run) -> None:
     _, out, _ = run("sim", "create", "--help")
     for name in FAULT_NAMES:
         assert f"  {name} " in out
+
+
+def test_what_ocigpus_hook_changes_is_not_lost_to_systemd(broken: Broken) -> None:
+    """It tells systemd of the devices (ocigpu/provision/scope.py); the vendor's does not."""
+    root = broken()
+    path = root / "etc/docker/daemon.json"
+    settings = json.loads(path.read_text())
+    del settings["default-runtime"]
+    path.write_text(json.dumps(settings | {"exec-opts": ["native.cgroupdriver=systemd"]}))
+    assert [item.severity for item in examine(root) if item.name == "systemd-cgroup-loses-devices"] == ["not-checked"]
+
+
+def test_links_of_a_simulated_host_in_use_are_nobodys_business(broken: Broken, run: Run) -> None:
+    """Whether or not this machine was booted with systemd: nothing is said about it."""
+    root = broken("no-dev-char")
+    _, out, _ = run("doctor", "--config", root / "config.toml", "--json")
+    (found,) = (item for item in json.loads(out)["findings"] if item["name"] == "dev-char-links")
+    assert found["severity"] == "not-checked"
+    assert "simulated host" in found["text"]

@@ -257,6 +257,38 @@ def test_rules_that_config_json_declares_are_left_to_the_runtime():
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("declared", [False, True])
+def test_systemd_is_told_of_the_devices_whether_or_not_the_runtime_knows_them(declared, tmp_path, monkeypatch):
+    """runc 1.1.5 leaves a device without a link in /dev/char out of what it tells systemd."""
+    unit = f"{machine.NAME}.scope"
+    folder = tmp_path / f"{unit}.d"
+    folder.mkdir()
+    file = folder / "50-DeviceAllow.conf"
+    file.write_text("[Scope]\nDeviceAllow=\n")
+    monkeypatch.setattr(cgroups.scope, "DIRECTORY", str(tmp_path))
+    rules = [DENY_ALL] + [{"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}] * declared
+    config = {"linux": {"resources": {"devices": rules}}}
+    path = f"{V2}/{unit}"
+    os.makedirs(path)
+    container = Container(f"{path}/cgroup.procs")
+
+    def attempt():
+        note, undo = apply_device_rules(container.proc_fd, (GPU0,), config, Settings())
+        told = file.read_text()
+        undo()
+        return [note, told, file.read_text()]
+
+    try:
+        note, told, after = pure_v2(attempt)
+        assert note == ""
+        assert told == "[Scope]\nDeviceAllow=\n\n[Scope]\nDeviceAllow=/dev/char/195:0 rw\n"
+        assert after == "[Scope]\nDeviceAllow=\n"
+    finally:
+        container.close()
+        remove_cgroup(path)
+
+
+@pytest.mark.root
 def test_a_process_in_the_root_cgroup_is_refused():
     container = Container(None)
     try:

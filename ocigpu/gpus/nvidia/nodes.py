@@ -2,6 +2,8 @@
 
 The driver makes neither: on a host without a desktop a node is missing until the first program that runs as root has
 used the driver, and systemd (before version 240) finds a device's number by its link /dev/char/MAJOR:MINOR alone.
+runc 1.1.3 to 1.1.6 (Debian 12 has 1.1.5) does not even tell systemd of a device without a link, whatever systemd's
+version (its changelog, 1.1.7): the next daemon-reload takes such a device from its containers.
 
 :func:`read_driver` reads what the kernel says, :func:`plan_nodes` says what follows from it (pure),
 :func:`find_changes` compares that with what is there (read-only), :func:`apply_changes` does it.  Numbers and
@@ -261,6 +263,21 @@ def _leads_to(directory: str, name: str, numbers: dict[str, str], roots: Roots) 
     path = os.path.normpath(os.path.join(directory, target))
     path = path.removeprefix(roots.dev) if roots.dev else path
     return path if path in numbers else ""
+
+
+def keep_links(roots: Roots) -> str:
+    """Make the links of the driver's nodes, as MIG devices come and go; return why not, "" if all is well.
+
+    Of a simulated host's nodes systemd knows nothing, and without a driver there are none.  Needs root.
+    """
+    if roots.stand_in:
+        return ""
+    try:
+        driver = read_driver(roots)
+        apply_changes(find_link_changes(plan_nodes(driver)[0], driver, roots))
+    except HostError as error:
+        return "" if error.code == "OCIGPU-HOST-1" else error.message
+    return ""
 
 
 def apply_changes(changes: "Iterable[NodeChange]") -> None:
