@@ -136,11 +136,12 @@ def generate_command(
     strict: bool = False,
     quiet: bool = False,
 ) -> None:
-    from ocigpu.cdi.generate import generate_all
+    from ocigpu.cdi.refresh import generate_within
 
     path, format_name, notes = output_file(output, format_, json)
     with show.Progress("still reading this host's devices: NVML can take a while to answer"):
-        parts = generate_all(request.options, request.settings)
+        limit = newest_for_engines(path, request.settings) if is_read_by_engines(path, request.settings) else ""
+        parts = generate_within(limit, request.options, request.settings)
     made = parts[0].generated
     if strict and made.skipped:
         say_skipped(made.skipped)
@@ -194,19 +195,36 @@ def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT) -> "show.
     say_skipped(made.skipped)
 
 
+def is_read_by_engines(path: str, settings: Settings) -> bool:
+    """Whether a file is in a directory of specifications: those of the settings, or of engines as they are made."""
+    if not path:
+        return False
+    directory = os.path.dirname(os.path.abspath(path))
+    if root := _other_root(path, settings):
+        directory = f"/{os.path.relpath(directory, root)}"
+    directories = {os.path.realpath(one) for one in (*settings.cdi_spec_dirs, "/etc/cdi", "/var/run/cdi")}
+    return os.path.realpath(directory) in directories
+
+
+def _other_root(path: str, settings: Settings) -> str:
+    """Return the root of the host that a file belongs to: a simulated one, or one whose driver is elsewhere."""
+    for root in (settings.simulation_root, settings.driver_root):
+        if root not in ("", "/") and os.path.abspath(path).startswith(f"{os.path.abspath(root)}/"):
+            return os.path.abspath(root)
+    return ""
+
+
 def newest_for_engines(path: str, settings: Settings) -> str:
     """Return the newest version of a file that all engines read which are installed, "" where none is known.
 
-    The engines are this machine's, for a file of a simulated host those of that.
+    The engines are this machine's, for a file below another root those of that.
     """
     from ocigpu.cdi.versions import newest_version
     from ocigpu.doctor.files import RootFiles
     from ocigpu.doctor.versions import read_engine_releases
 
-    root = settings.simulation_root
-    root = root if root and os.path.abspath(path).startswith(f"{os.path.abspath(root)}/") else ""
     try:
-        releases = read_engine_releases(RootFiles(root))
+        releases = read_engine_releases(RootFiles(_other_root(path, settings)))
     except (OcigpuError, OSError):  # a package database that cannot be read
         return ""
     found = {newest_version(engine, release) or "" for engine, release in releases.items()} - {""}

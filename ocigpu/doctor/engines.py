@@ -112,6 +112,12 @@ def check_configured(host: Host) -> list[Finding]:
         if status.engine == "containerd" and any(item.engine == "containerd" and able[id(item)] for item in engines):
             findings.append(not_checked("another containerd is configured: see containerd-two-configs"))
             continue
+        if status.waiting:
+            restart = (
+                f"{label(status)} reads its template at its next start: systemctl restart {status.flavour or 'k3s'}"
+            )
+            findings.append(not_checked(restart, host.evidence(status.waiting, "names ocigpu")))
+            continue
         found = "no runtime of ocigpu" if status.files else "no such file"
         what = "wsl" if host.is_wsl else "docker" if status.engine == "docker" else "nothing"
         quiet = some or (status.engine == "containerd" and any(item.engine == "docker" for item in engines))
@@ -370,9 +376,11 @@ def check_two_containerds(host: Host) -> list[Finding]:
     found = [item for item in host.engines if item.engine == "containerd" and item.installed and item.files]
     if not found:
         return [not_checked("containerd has no configuration file")]
-    told = [status for status in found if status.configured]
+    told = [status for status in found if status.configured or status.waiting]
     evidence = tuple(
-        Evidence(file_of(host, status), "names ocigpu" if status in told else "does not name ocigpu")
+        host.evidence(status.waiting, "names ocigpu: it is read at the next start")
+        if status.waiting and not status.configured
+        else Evidence(file_of(host, status), "names ocigpu" if status in told else "does not name ocigpu")
         for status in found
     )
     if len(found) == 1:

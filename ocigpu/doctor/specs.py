@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
-from ocigpu.cdi.versions import is_older, newest_version, parse_version, requirements
+from ocigpu.cdi.versions import VERSIONS, is_older, newest_version, parse_version, requirements
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import MODES
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
@@ -270,6 +270,7 @@ def check_too_new(host: Host) -> list[Finding]:
     users = {engine.engine for engine in host.engines if engine.installed and engine.cdi != "off"}
     releases = {name: release for name, release in host.engine_releases.items() if name in users}
     known = {name: (release, newest_version(name, release)) for name, release in releases.items()}
+    lowest = min((newest for _, newest in known.values() if newest), key=VERSIONS.index, default="")
     findings = []
     for file in host.specs.usable:
         version = parse_version(str(file.spec["cdiVersion"]))
@@ -279,7 +280,7 @@ def check_too_new(host: Host) -> list[Finding]:
                 why = f" (for {needs[0].why})" if needs else ""
                 evidence = host.evidence(file.path, f"cdiVersion {version}", f"{newest} or older")
                 values = {"engine": f"{engine} {release}", "newest": newest, "version": version, "why": why}
-                write = _write_command(host, file, "--max-version", newest)
+                write = _write_command(host, file, "--max-version", lowest)
                 findings.append(say("cdi-too-new.version", evidence, **values, write=write))
     if findings:
         return findings

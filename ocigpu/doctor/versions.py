@@ -1,4 +1,4 @@
-"""Versions of what is installed: from the package database below the root, else as this machine's programs say."""
+"""Versions of what is installed: as this machine's programs say, else from the package database below the root."""
 
 import re
 
@@ -11,12 +11,15 @@ SECONDS = 5
 
 
 def read_engine_releases(files: RootFiles) -> dict[str, str]:
-    """Return the release of each installed engine, {"podman": "4.3.1"}; an engine of unknown release is left out."""
+    """Return the release of each installed engine, {"podman": "4.3.1"}; an engine of unknown release is left out.
+
+    The program comes first: an engine of another origin (/usr/local, a bind mount) leaves its package's version behind.
+    """
     packages = _dpkg_versions(files)
     found = {}
     for engine, known in KNOWN["engines"].items():
-        release = next((packages[name] for name in known["packages"] if name in packages), "")
-        release = release or (_ask(files, known["programs"]) if files.live else "")
+        release = _ask(files, known["programs"]) if files.live else ""
+        release = release or next((packages[name] for name in known["packages"] if name in packages), "")
         if release:
             found[engine] = release
     return found

@@ -1,5 +1,6 @@
 """What the configuration files of the engines say of ocigpu; no daemon is asked, nothing is written."""
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -40,6 +41,7 @@ class EngineStatus(NamedTuple):
     "ocigpu engine configure" edits.  ``cdi``: "on", "off" or "unknown" (depends on the version).
     ``cri``: pods can use it; a containerd that only serves Docker has that switched off.
     ``gpus_hook``: the hook of Docker's --gpus on the daemon's PATH, "" for none; ``gpus_hook_ours``: it is ocigpu's.
+    ``waiting``: the template of k3s or RKE2 that has an entry of ours, which they read at their next start.
     ``default_missing``: the default runtime is one that no entry has, see :func:`find_missing_default`.
     """
 
@@ -58,6 +60,7 @@ class EngineStatus(NamedTuple):
     cri: bool = False
     problems: tuple[str, ...] = ()
     default_missing: bool = False
+    waiting: str = ""
 
     @property
     def name(self) -> str:
@@ -154,6 +157,7 @@ def _read(root: str, engine: str, flavour: str, path: str, running: bool) -> Eng
         running,
         path,
         tuple(files),
+        waiting=_find_block(root, path) if engine == "containerd" else "",
     )
     try:
         status = _read_values(root, status, data)
@@ -167,6 +171,16 @@ def _read(root: str, engine: str, flavour: str, path: str, running: bool) -> Eng
         if entry.ours and not entry.exists
     ]
     return status._replace(problems=tuple(problems))
+
+
+def _find_block(root: str, path: str) -> str:
+    """Return the template beside a configuration of containerd that has a block of ours, "" for none."""
+    for name in template.NAMES:
+        beside = os.path.join(os.path.dirname(path), name)
+        with contextlib.suppress(OcigpuError):
+            if template.BEGIN in (places.read_file(root, beside) or ""):
+                return beside
+    return ""
 
 
 def read_merged(

@@ -751,3 +751,29 @@ def test_transform_of_bad_input_writes_nothing(
     assert result[:2] == (status, "")
     assert message in result[2]
     assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [("podman version 4.3.1", "0.5.0"), ("podman version 5.0.0", "0.6.0"), ("", "0.6.0")],
+    ids=["Podman 4.3", "Podman 5", "no engine"],
+)
+def test_a_directory_of_engines_gets_a_version_that_they_read(
+    cdi: Run, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, version: str
+) -> None:
+    """By generate, refresh and the vendor's words alike; elsewhere, and by --max-version, a file is what it was."""
+    monkeypatch.delenv("OCIGPU_CDI_MAX_VERSION")
+    engines = {"podman": release.rpartition(" ")[2]} if release else {}
+    monkeypatch.setattr("ocigpu.doctor.versions.read_engine_releases", lambda _files: engines)
+    file, elsewhere = tmp_path / "high" / "nvidia.yaml", tmp_path / "elsewhere" / "nvidia.yaml"
+    for words in (["generate", "--output", file], ["refresh", "--output", file], ["generate", f"--output={file}"]):
+        assert cdi(*words)[0] == 0
+        assert yaml.safe_load(file.read_text())["cdiVersion"] == version, words
+    assert cdi("generate", "--output", elsewhere)[0] == 0
+    assert yaml.safe_load(elsewhere.read_text())["cdiVersion"] == "0.6.0"
+    assert cdi("generate", "--output", file, "--max-version", "0.6.0")[0] == 0
+    assert yaml.safe_load(file.read_text())["cdiVersion"] == "0.6.0"
+    below = host / "etc/cdi/nvidia.yaml"  # engines of the simulated host: none
+    assert cdi("generate", "--output", below)[0] == 0
+    below.unlink()
+    below.parent.rmdir()

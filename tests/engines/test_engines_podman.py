@@ -1,12 +1,13 @@
 """Podman gives containers GPUs by itself, from the specification that ``ocigpu cdi generate`` writes."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.bundle import LAYOUTS
 from support.bundle import LIBRARIES as MULTIARCH
-from support.podman import Podman, make_podman
+from support.podman import PRIVATE_RUN, Podman, make_podman
 from support.process import explain, run
 from support.product import LIBRARIES, PROGRAMS, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, parts, probe, script
@@ -166,3 +167,21 @@ def test_what_refresh_writes_this_podman_reads(
         result = podman.run_rootfs(runtime, ["nvidia.com/gpu=2"], rootfs("debian"), ["nvidia-smi", "-L"])
         assert listed_uuids(result.stdout) == [simulated_host.gpus[2]], explain(result)
         assert "up to date" in run([*refresh, "--output", output]).stdout
+
+
+@pytest.mark.parametrize("words", ["generate --output", "nvidia-ctk cdi generate --output"])
+def test_what_generate_writes_where_this_podman_looks_it_reads(
+    session_directory: Path,
+    runtime_environment: dict[str, str],
+    simulated_host: SimulatedHost,
+    rootfs: Callable[[str], Path],
+    words: str,
+) -> None:
+    """It is the doctor's fix for a stale file, and what guides of NVIDIA's have one type."""
+    podman = make_podman(session_directory / f"pod-generate-{len(words)}", runtime_environment.get("LD_PRELOAD", ""))
+    program = [PROGRAMS / "ocigpu", *(words if words.startswith("nvidia") else f"cdi {words}").split()]
+    program[-1] = f"{program[-1]}=/var/run/cdi/nvidia.yaml"
+    environment = {**os.environ, "OCIGPU_CONFIG": str(simulated_host.settings)}
+    run(["unshare", "-m", "sh", "-ec", PRIVATE_RUN, podman.cdi, *program], env=environment)
+    result = podman.run_rootfs("runc", ["nvidia.com/gpu=2"], rootfs("debian"), ["nvidia-smi", "-L"])
+    assert listed_uuids(result.stdout) == [simulated_host.gpus[2]], explain(result)
