@@ -98,6 +98,19 @@ def test_what_a_claim_has_made_stays_what_it_was_offered_as() -> None:
     assert all(set(each.memory).isdisjoint(range(4, 8)) for each in foreign[1:])
 
 
+def test_a_claim_changes_nothing_of_the_offer() -> None:
+    """Counters keep a claim's MIG device and the whole GPU apart; slices that change make all schedulers begin anew."""
+    before = make_slices(make_devices(whole(MIG, "h100"), DYNAMIC), POOL)
+    node = whole(MIG, "h100", GpuInstance(9, 4, (3,), 1, ("MIG-made",)), mode=1)
+    gpu = node.facts.gpus[0]._replace(mig_devices=(MigDevice(0, "MIG-made", "3g.40gb", 1, 0, 3, 4),))
+    node = node._replace(facts=node.facts._replace(gpus=(gpu,)))
+    place = MigPlace(gpu.bus_id, 9, 4)
+    assert make_slices(make_devices(node, DYNAMIC, [place, MigPlace(gpu.bus_id)]), POOL) == before
+    assert "gpu-0" not in consumed(make_devices(node, DYNAMIC, [place])), "somebody else has switched its mode on"
+    foreign = make_devices(node, DYNAMIC, [MigPlace(gpu.bus_id)])
+    assert "gpu" not in {each.kind for each in foreign}, "somebody else has made a device on it"
+
+
 # on a simulated host, with its NVML
 
 
@@ -198,6 +211,26 @@ def test_devices_are_made_for_a_claim_and_destroyed_with_it(cut: MigHost) -> Non
     cut.preparer.unprepare(second)
     assert cut.shape == before
     assert (cut.specs, cut.preparer.held()) == ([], ())
+
+
+@pytest.mark.root
+def test_the_whole_gpu_is_offered_beside_a_claims_part_and_given_after_it(cut: MigHost) -> None:
+    def offered() -> tuple[DraDevice, ...]:
+        view = cut.view()
+        assert view
+        return view.devices
+
+    before = offered()
+    part, gpu = cut.add("part", result(HALF)), cut.add("gpu", result("gpu-0"))
+    cut.preparer.prepare(part)
+    assert offered() == before
+    with pytest.raises(RequestError, match="of the same GPU is in use by claim team/part"):
+        cut.preparer.prepare(gpu)
+    cut.preparer.unprepare(part)
+    assert offered() == before
+    assert cut.node
+    assert not cut.node.facts.gpus[0].mig_enabled, "the node was read again"
+    assert [each.device for each in cut.preparer.prepare(gpu)] == ["gpu-0"]
 
 
 @pytest.mark.root

@@ -54,11 +54,14 @@ class DraNode(NamedTuple):
 
 
 class MigPlace(NamedTuple):
-    """Where on which board a GPU instance is: id of its profile, and its first memory slice."""
+    """Where on which board a GPU instance is: id of its profile, and its first memory slice.
+
+    -1 both: the board itself, whose MIG mode was switched on for a claim.
+    """
 
     board: str
-    profile: int
-    start: int
+    profile: int = -1
+    start: int = -1
 
 
 class DraDevice(NamedTuple):
@@ -117,7 +120,8 @@ def make_devices(
 ) -> tuple[DraDevice, ...]:
     """Return the devices of a node by PCI address, so that they are in the same order whatever is bound to what.
 
-    ``made``: places of MIG devices that are there because a claim has them; they stay what they are offered as.
+    ``made``: places of MIG devices that are there because a claim has them, and boards whose mode was switched on for
+    one: they stay what they are offered as, counters keep the claims apart, and no slice is written again.
     """
     found: list[tuple[str, int, DraDevice]] = []
     layouts = {normal_bus_id(layout.bus_id): layout for layout in node.layouts}
@@ -153,7 +157,7 @@ def _of_driver(
     possible: list[DraDevice] = []
     if options.dynamic_mig and layout is not None and (gpu.mig_enabled or _changes_at_once(gpu)):
         possible = [each for each in _possible_migs(gpu, layout, node) if not taken & set(each.memory)]
-    if gpu.mig_enabled:
+    if gpu.mig_enabled and (there or MigPlace(gpu.bus_id) not in made):
         return there + possible
     memory = {slice_ for device in possible for slice_ in device.memory}
     return [_gpu_device(gpu, node, options)._replace(memory=tuple(sorted(memory))), *possible]

@@ -5,6 +5,7 @@ that place is refused.  The MIG mode of a GPU that was whole is switched on with
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
@@ -92,6 +93,9 @@ class MigEffect:
             return gpu._replace(mode=mode, pending=mode, instances=left)
 
         self._change(facts, step, without)
+        if step["switched"]:
+            with suppress(HostError):  # whoever gets the whole GPU next needs its facts; this claim needs nothing more
+                self._read_again()
 
     def _is_lost(self, _record: ClaimRecord, step: dict[str, str], view: NodeView | None) -> bool:
         layouts = [gpu for gpu in view.node.layouts if gpu.uuid == step["gpu"]] if view else []

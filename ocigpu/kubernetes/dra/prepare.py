@@ -201,9 +201,15 @@ class Preparer:
         return any(now - moment < patience for moment in since.values())
 
     def made_places(self) -> set[MigPlace]:
-        """Return where MIG devices are, or are being made, for claims; waits for nobody."""
+        """Return where MIG devices are, or are being made, for claims, and on which boards; waits for nobody."""
         records = self.store.read()[0].values()
-        return {each.device.place for record in records for each in record.devices if each.device.place}
+        switched = {
+            step.arguments["gpu"] for record in records for step in record.steps if step.arguments.get("switched")
+        }
+        made = [each.device for record in records for each in record.devices if each.device.place]
+        return {each.place for each in made if each.place} | {
+            MigPlace(each.board) for each in made if each.id in switched
+        }
 
     def held(self) -> tuple[ClaimRecord, ...]:
         """Return what is prepared now, or being prepared; raises HostError OCIGPU-DRA-5."""
