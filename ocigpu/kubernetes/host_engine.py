@@ -17,7 +17,7 @@ from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.engines.places import Daemon, expand, is_foreign, read_file, running_daemons
 from ocigpu.engines.status import RUNTIME, read_engine_status
 from ocigpu.kubernetes.host_files import install_error, run_on_host
-from ocigpu.system.paths import opened
+from ocigpu.system.paths import open_in_root, opened
 from ocigpu.system.proc import read_stat
 from ocigpu.system.programs import Finished
 
@@ -27,6 +27,7 @@ _SECONDS = 180
 _POLL = 0.2
 _LISTENS = 0x10000
 """__SO_ACCEPTCON of Linux' include/linux/net.h, in the flags of /proc/net/unix."""
+_NRI, _SECOND = "nri.sock", ".ttrpc"
 _SAFE_KILL_MODE = "process"
 
 
@@ -148,7 +149,7 @@ class HostEngine:
         return how
 
     def restart(self, running: Running, how: str) -> None:
-        """Restart the engine and wait until it listens again where it did; raises HostError OCIGPU-KUBE-8."""
+        """Restart the engine and wait until its API answers again where it did; raises HostError OCIGPU-KUBE-8."""
         if how == "systemd":
             done = self.on_host(["systemctl", "restart", running.unit])
             if done.status:
@@ -169,15 +170,20 @@ class HostEngine:
         found = self.find()
         if found is None or (found.daemon.pid, found.started) == (before.daemon.pid, before.started):
             return False
-        return found.sockets >= before.sockets and all(self._answers(found, path) for path in before.sockets)
+        own = own_sockets(before.sockets)
+        return found.sockets >= own and all(self._answers(found, path) for path in own)
 
     def _answers(self, running: Running, path: str) -> bool:
-        directory = f"{self.host_root}/proc/{running.daemon.pid}/root{os.path.dirname(path)}"
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        """Connect to a socket of the daemon's by its path in the daemon's root, links on the way included."""
+        root = f"{self.host_root}/proc/{running.daemon.pid}/root"
         try:
-            with opened(os.open(directory, flags)) as fd, socket.socket(socket.AF_UNIX) as client:
+            with (
+                opened(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root_fd,
+                opened(open_in_root(root_fd, path, os.O_PATH)) as fd,
+                socket.socket(socket.AF_UNIX) as client,
+            ):
                 client.settimeout(5)
-                client.connect(f"/proc/self/fd/{fd}/{os.path.basename(path)}")  # such paths have 107 bytes at most
+                client.connect(f"/proc/self/fd/{fd}")
         except OSError:
             return False
         return True
@@ -212,6 +218,17 @@ class HostEngine:
             return read_file(self.host_root, path) or ""
         except OcigpuError:  # ended meanwhile, or not text
             return ""
+
+
+def own_sockets(sockets: frozenset[str]) -> frozenset[str]:
+    """Return the sockets at which an engine serves its own API; others, as that of its NRI plug-ins, may come later.
+
+    containerd has a second one beside it, PATH.ttrpc (cmd/containerd/command/main.go); NRI's is nri.sock
+    (containerd/nri, pkg/api).
+    """
+    paired = frozenset(path for path in sockets if f"{path}{_SECOND}" in sockets)
+    others = frozenset(path for path in sockets if os.path.basename(path) != _NRI and not path.endswith(_SECOND))
+    return paired or others or sockets
 
 
 def runtime_path(prefix: str) -> str:

@@ -6,7 +6,7 @@ them.  (NVIDIA's program removes them whenever it ends.)
 They are written to a file of node feature discovery, its NodeFeature resource, or the node itself.  A NodeFeature
 belongs to the DaemonSet of our pod, not to the pod: it outlives a restart and is removed with the DaemonSet.  Rights of
 the service account: pods get and nodefeatures patch, create (with removal: delete) in its own namespace; for the node
-itself nodes patch, which Kubernetes cannot narrow to one node.
+itself nodes patch, which the chart's admission policy narrows to the own node.
 """
 
 import os

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,12 +18,13 @@ from support.fixtures import IMAGE
 from support.lines import Lines
 from support.process import run, wait_for
 from support.product import PROGRAMS, REPOSITORY, SimulatedHost, listed_uuids
+from support.real_cluster import find_programs
 from support.runtimes import container_id
 
 from ocigpu import __version__
 from ocigpu.core.errors import HostError
-from ocigpu.engines.places import Daemon
-from ocigpu.kubernetes.host_engine import HostEngine, Running
+from ocigpu.engines.places import Daemon, parse_release
+from ocigpu.kubernetes.host_engine import HostEngine, Running, own_sockets
 from ocigpu.kubernetes.host_files import HostFiles, payload_version
 from ocigpu.kubernetes.node_installer import LABEL, VERSION_LABEL, InstallerOptions, NodeInstaller, RestartFailedError
 from ocigpu.system.programs import Finished
@@ -217,6 +219,51 @@ def test_the_unit_of_k3s_is_restarted_and_not_its_containerd(tmp_path: Path) -> 
         HostEngine(str(tmp_path / "empty")).require()
 
 
+@pytest.mark.root
+def test_a_socket_is_found_by_the_links_of_the_hosts_root(tmp_path: Path) -> None:
+    """A pod has a root of its own, and /var/run leads to /run there, too: containerd 2 has NRI's socket in /var/run."""
+    host = tmp_path / "host"
+    (host / "run/containerd").mkdir(parents=True)
+    (host / "var").mkdir()
+    (host / "var/run").symlink_to("/run")
+    path = "/var/run/containerd/containerd.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(host / "run/containerd/containerd.sock"))
+    listener.listen()
+    with subprocess.Popen(
+        [sys.executable, "-c", CHROOTED, host], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"in\n"
+        engine, found = HostEngine("/"), Running(Daemon("containerd", child.pid, ""), 0, "", frozenset())
+        assert engine._answers(found, path)
+        assert not engine._answers(found, "/var/run/nri/nri.sock")
+        listener.close()
+        assert not engine._answers(found, path), "nobody listens any more"
+        child.communicate()
+
+
+CHROOTED = """\
+import os, sys
+os.chroot(sys.argv[1]); os.chdir("/"); print("in", flush=True); sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sockets", "own"),
+    [
+        (["/run/containerd/containerd.sock", "/run/containerd/containerd.sock.ttrpc", "/var/run/nri/nri.sock"], [0]),
+        (["/run/k3s/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock.ttrpc", "/run/other.sock"], [0]),
+        (["/var/run/crio/crio.sock", "/var/run/nri/nri.sock"], [0]),
+        (["/run/c/c.sock", "/run/c/t.sock"], [0, 1]),
+        (["/run/nri.sock"], [0]),
+        ([], []),
+    ],
+)
+def test_an_engine_is_asked_at_its_own_socket(sockets: list[str], own: list[int]) -> None:
+    assert own_sockets(frozenset(sockets)) == {sockets[number] for number in own}
+
+
 @pytest.mark.parametrize("ids", ["77", "77\t1"], ids=["the host's", "a container's"])
 def test_no_process_of_a_container_keeps_the_files_on_the_node(tmp_path: Path, ids: str) -> None:
     """Any pod can have a process of that name, which works where there is such a file."""
@@ -279,8 +326,9 @@ done
 class Place:
     """A containerd of its own, and an installer for it."""
 
-    def __init__(self, engine: Containerd, directory: Path, server: FakeApiServer) -> None:
+    def __init__(self, engine: Containerd, directory: Path, server: FakeApiServer, release: str) -> None:
         self.engine, self.directory, self.log = engine, directory, Lines()
+        self.release = int(release.partition(".")[0])
         self.config = engine.directory / "config.toml"
         self.options = InstallerOptions(
             host_root=str(directory / "host"),
@@ -319,7 +367,10 @@ def make_tree(directory: Path, prefix: str) -> None:
 def place(
     session_directory: Path, image: Path, simulated_host: SimulatedHost, server: FakeApiServer
 ) -> Iterator[Place]:
-    """A containerd that does not know ocigpu yet; the pod sees the host's root by another name."""
+    """A containerd that does not know ocigpu yet; the pod sees the host's root by another name.
+
+    ``make cluster-test`` names another containerd.
+    """
     requirements.require(requirements.programs("containerd", "ctr", "runc"))
     pytest.importorskip("grpc", reason="not installed: grpcio")
     directory = session_directory / "installer"
@@ -328,10 +379,11 @@ def place(
     make_tree(directory, str(directory / "opt/ocigpu"))
     env = {"OCIGPU_CONFIG": str(simulated_host.settings)}
     view = ["sh", "-c", SUPERVISOR, str(directory / "refuse")]
+    program = find_programs().get("CONTAINERD", "containerd")
     with start_containerd(
-        session_directory / "installer-engine", image, {}, env, view=view, sandbox_image=IMAGE
+        session_directory / "installer-engine", image, {}, env, view=view, sandbox_image=IMAGE, program=program
     ) as engine:
-        yield Place(engine, directory, server)
+        yield Place(engine, directory, server, parse_release(run([program, "--version"]).stdout))
 
 
 def start_pod(engine: Containerd, handler: str) -> tuple[str, str]:
@@ -412,7 +464,8 @@ def test_a_node_is_made_ready_used_and_set_back(
         assert node() == {LABEL: "removing"}
         assert {path: path.read_bytes() for path in place.engine.directory.glob("*.toml*")} == before
         assert "1 pods were started by ocigpu and still run" in place.log.text
-        assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+        if place.release < 2:  # containerd 2 looks the pod's runtime up for each exec (docs/UNINSTALLING.md)
+            assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
     finally:
         stop = {1: sandbox}
         answers = place.engine.cri(("RuntimeService/StopPodSandbox", stop), ("RuntimeService/RemovePodSandbox", stop))

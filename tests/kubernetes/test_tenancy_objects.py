@@ -1,5 +1,6 @@
 """The kind Tenancy, the objects that a tenancy is made of, and the admission policies, in a cluster that has them."""
 
+import contextlib
 import copy
 import ipaddress
 from collections.abc import Iterator
@@ -669,6 +670,33 @@ def test_policies_that_are_weakened_are_not_in_force(cluster: Cluster) -> None:
 
 
 # --- the chart
+
+KEPT = {"helm.sh/resource-policy": "keep"}
+"""What helm uninstall and helm upgrade leave where it is."""
+
+
+def test_a_chart_that_is_removed_leaves_the_rules_of_tenancies_that_live_on() -> None:
+    with Cluster() as cluster:
+        install(cluster)
+        labels = {"ocigpu.io/tenancy": "landon"}
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant-landon", "labels": labels}}
+        cluster.create(space)
+        furnish(cluster)
+        for document in yaml.safe_load_all(RENDERER.render({"tenants": {"enabled": True, "cilium": True}})):
+            metadata = document["metadata"]
+            kept = (metadata.get("annotations") or {}).items() >= KEPT.items()
+            tenants = "ocigpu-tenant-" in metadata["name"] or document["kind"].startswith("Cilium")
+            assert kept == tenants, metadata["name"]
+            if tenants:  # the label by which docs/UNINSTALLING.md takes them away
+                assert metadata["labels"]["app.kubernetes.io/component"] == "tenant-policies"
+            else:
+                with contextlib.suppress(Problem):  # the manifests of tenants have not all of it
+                    cluster.delete(document["kind"], metadata["name"], metadata.get("namespace"))
+        assert not cluster.exists("ValidatingAdmissionPolicy", "ocigpu-tenancy-controller"), "nobody is the controller"
+        with pytest.raises(Problem, match="hostNetwork"):
+            cluster.create(pod(hostNetwork=True), user=SERVICE)
+        with pytest.raises(Problem, match="change the Tenancy instead"):
+            cluster.create(policy("tenant-landon"), user=SERVICE)
 
 
 def test_the_manifests_of_tenants_are_those_of_the_chart_and_valid() -> None:

@@ -196,6 +196,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.devmapper", "io.containerd.sna
   address = "{directory}/containerd.sock"
 [plugins."io.containerd.internal.v1.opt"]
   path = "{directory}/opt"
+[plugins."io.containerd.nri.v1.nri"]
+  socket_path = "{directory}/nri.sock"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{sandbox_image}"
   restrict_oom_score_adj = true
