@@ -24,6 +24,8 @@ def serve_command(
     nfs: list[str] | None = None,
     runtime_class: str = "kata-qemu-nvidia-gpu",
     resource: str = "nvidia.com/gpu",
+    unlinked_sets: bool = False,
+    create_tenancies: list[str] | None = None,
     cpus_per_gpu: Annotated[int, Range(0, 1024)] = 0,
     memory_per_gpu: str = "",
     timeout: Annotated[int, Range(1)] = 86400,
@@ -49,6 +51,7 @@ def serve_command(
     with needing("the service needs what is not installed", "OCIGPU-CAAS-1", "tenants"):
         from ocigpu.kubernetes.tenants.service.auth import OidcOptions
         from ocigpu.kubernetes.tenants.service.image import REGISTRIES
+        from ocigpu.kubernetes.tenants.service.models import LINKED, UNLINKED
         from ocigpu.kubernetes.tenants.service.pods import PodOptions
         from ocigpu.kubernetes.tenants.service.server import CaasServer, ServiceOptions
         from ocigpu.kubernetes.tenants.service.store import StoreLimits
@@ -64,7 +67,15 @@ def serve_command(
         insecure,
         audit,
         keep_ended,
-        TenantRules(tuple(registry or REGISTRIES), tuple(nfs or ()), timeout, max_timeout, rate),
+        TenantRules(
+            tuple(registry or REGISTRIES),
+            tuple(nfs or ()),
+            timeout,
+            max_timeout,
+            rate,
+            UNLINKED if unlinked_sets else LINKED,
+            tuple(create_tenancies or ()),
+        ),
         PodOptions(runtime_class, resource, cpus_per_gpu, memory_per_gpu),
         OidcOptions(oidc_issuer, oidc_audience, oidc_claim, algorithms) if oidc_issuer else None,
         StoreLimits(max_containers, max_stored << 20),

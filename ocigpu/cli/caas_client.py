@@ -26,7 +26,7 @@ HINTS = {
     **dict.fromkeys(("credential_missing", "credential_invalid"), f"set {KEY}, or name a file with --key-file"),
     "tenancy_mismatch": "leave --tenancy out: it comes from the key; only admin keys may name any",
     "tenancy_missing": "name one with --tenancy",
-    "tenancy_unknown": "an operator makes it: ocigpu tenancy create NAME",
+    "tenancy_unknown": "an operator makes it: ocigpu tenancy create NAME; or the service does: --create-tenancies",
     "idempotency_key_reused": "take another --idempotency-key for another request",
     **dict.fromkeys(("cluster_unavailable", "idempotency_in_flight"), "try again in some seconds"),
 }

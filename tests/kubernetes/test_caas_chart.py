@@ -193,6 +193,9 @@ def test_its_rights_are_those_that_it_uses(cluster: Cluster, tmp_path: Path) -> 
         lab.stop()
 
 
+TENANCY = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "Tenancy", "metadata": {"name": "evil"}}
+
+
 def head(kind: str, name: str = "ctr-1", namespace: str = "tenant-landon") -> dict[str, Any]:
     place = {} if kind == "PersistentVolume" else {"namespace": namespace}
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, **place}}
@@ -208,6 +211,13 @@ def head(kind: str, name: str = "ctr-1", namespace: str = "tenant-landon") -> di
         ({**head("Secret", namespace="kube-system"), "type": "Opaque"}, "namespaces of tenancies only"),
         ({**head("Pod", namespace="kube-system"), "spec": {"containers": []}}, "namespaces of tenancies only"),
         (pod(name="other"), "its containers only"),
+        ({**TENANCY, "spec": {"internet": True}}, "defaults of their kind only"),
+        ({**TENANCY, "spec": {"quota": {"gpus": 9}}}, "defaults of their kind only"),
+        ({**TENANCY, "spec": {"quota": {"memory": "3Ti"}}}, "defaults of their kind only"),
+        (
+            {**TENANCY, "metadata": {"name": "evil", "finalizers": ["a.example/b"]}, "spec": {}},
+            "defaults of their kind",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value["kind"],
 )
@@ -222,3 +232,37 @@ def test_it_takes_away_what_is_its_own_alone(cluster: Cluster) -> None:
     with pytest.raises(Problem, match="its containers only"):
         cluster._do("DELETE", head("Secret", "other"), SERVICE, named=True)
     cluster.delete("Secret", "other", "tenant-landon")
+
+
+@pytest.mark.parametrize("create", [["admin"], []])
+def test_it_makes_tenancies_where_the_operator_allows_it(tmp_path: Path, create: list[str]) -> None:
+    """With the rights of the chart for it, and a controller that makes the rest."""
+    with Cluster() as cluster:
+        install(cluster)
+        found = [each for each in yaml.safe_load_all(RENDERER.caas({"caas": {"createTenancies": create}})) if each]
+        for each in found:
+            cluster.apply(each)
+        role = of_kind(found, "ClusterRole")
+        verbs = [rule["verbs"] for rule in role[NAME]["rules"] if rule["resources"] == ["tenancies"]]
+        assert verbs == [["get", "create"] if create else ["get"]]
+        lab = Lab(cluster, tmp_path, rules=TenantRules(creators=("admin",)))
+        lab.user = SERVICE
+        lab.start()
+        try:
+            wanted = {"image": "ubuntu", "tenancy": "never-seen"}
+            answer = lab.ask("POST", "/v1/containers", lab.admin, wanted)
+            if not create:
+                assert (answer.status, answer.body["code"]) == (422, "tenancy_unknown")
+                assert "cannot be made" in answer.body["detail"]
+                return
+            assert (answer.status, answer.body["tenancy"]) == (202, "never-seen")
+            made = cluster.get("Tenancy", "never-seen")
+            assert made["metadata"]["annotations"]["ocigpu.io/created-by"].startswith("key:")
+            controller = make_controller(cluster)
+            settle(controller)
+            assert lab.pod(answer.body["id"], "never-seen")["metadata"]["namespace"] == "tenant-never-seen"
+            again = lab.ask("POST", "/v1/containers", lab.admin, wanted)
+            assert again.status == 202
+            assert [one.get("made_tenancy") for one in lab.audits()][-2:] == [True, None]
+        finally:
+            lab.stop()

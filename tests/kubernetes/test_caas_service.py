@@ -30,6 +30,7 @@ from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
 from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.kubernetes.tenants.service.keeper import KeeperPace
+from ocigpu.kubernetes.tenants.service.models import LINKED, UNLINKED
 from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.server import CaasServer, ServiceOptions
 from ocigpu.kubernetes.tenants.service.web import MAX_BODY, TenantRules
@@ -165,6 +166,54 @@ def test_tenancies_that_are_not_there_or_not_active(lab: Lab) -> None:
     admin = lab.admin
     assert lab.ask("POST", PATH, admin, {"image": "ubuntu"}).body["code"] == "tenancy_missing"
     assert lab.ask("POST", PATH, admin, {"image": "ubuntu", "tenancy": "other"}).body["tenancy"] == "other"
+
+
+def test_a_tenancy_that_was_never_seen_is_made_for_whom_the_operator_names(tmp_path: Path) -> None:
+    provider = Provider()
+    try:
+        oidc = OidcOptions(provider.url, "ocigpu")
+        rules = TenantRules(creators=("admin", provider.url))
+        with make_lab(tmp_path, oidc=oidc, rules=rules) as lab:
+            refused = lab.ask("POST", PATH, lab.key("mine"), {"image": "ubuntu"})
+            assert refused.body["code"] == "tenancy_unknown"  # a tenant's key makes none
+            assert lab.ask("GET", "/v1/quotas?tenancy=mine", lab.admin).body["code"] == "tenancy_unknown"
+            for wrong in ({"image": "No Image"}, {"image": "ubuntu", "gpus": 3}):
+                assert lab.ask("POST", PATH, provider.token(tenancy="mine"), wrong).status == 422
+            assert not lab.cluster.exists("Tenancy", "mine")
+            for key, name in ((provider.token(tenancy="mine"), "mine"), (lab.admin, "yours")):
+                answer = lab.ask("POST", PATH, key, {"image": "ubuntu", "tenancy": name})
+                assert (answer.status, answer.body["tenancy"]) == (202, name)
+                assert lab.cluster.get("Tenancy", name)["spec"] == {}
+            lab.cluster.fail(1, 500, "POST", "/tenancies")
+            again = lab.ask("POST", PATH, lab.admin, {"image": "ubuntu", "tenancy": "third"})
+            assert (again.status, again.body["code"]) == (503, "cluster_unavailable")
+        closed = tmp_path / "closed"
+        closed.mkdir()
+        with make_lab(closed, oidc=oidc) as lab:
+            for key in (lab.admin, provider.token(tenancy="mine")):
+                answer = lab.ask("POST", PATH, key, {"image": "ubuntu", "tenancy": "mine"})
+                assert (answer.status, answer.body["code"]) == (422, "tenancy_unknown")
+    finally:
+        provider.close()
+
+
+@pytest.mark.parametrize("counts", [LINKED, UNLINKED])
+def test_numbers_of_gpus_are_those_of_the_document(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    with make_lab(tmp_path, rules=TenantRules(gpus=counts)) as lab:
+        key, document = lab.key(), lab.ask("GET", "/v1/openapi.json").body
+        wanted = document["components"]["schemas"]["ContainerRequest"]
+        validator = Draft202012Validator({**wanted, "components": document["components"]})
+        for count in range(-1, 18):
+            body = {"image": "ubuntu", "gpus": count}
+            answer = lab.ask("POST", PATH, key, body)
+            assert answer.status == (202 if count in counts else 422)
+            assert validator.is_valid(body) == (count in counts)
+            if count in counts:
+                assert answer.body["nvlink_partition"] == (count in (1, 2, 4, 8))
+                limits = lab.pod(answer.body["id"])["spec"]["containers"][0]["resources"]["limits"]
+                assert limits == {"nvidia.com/gpu": str(count)}
+            else:
+                assert answer.body["detail"].endswith(f"not one of {', '.join(map(str, counts))}")
 
 
 def test_a_tenancy_in_the_making_starts_containers_when_it_is_ready(lab: Lab) -> None:
@@ -633,6 +682,8 @@ ISSUER = ["--oidc-issuer", "https://login.example"]
         (["--memory-per-gpu", "much"], 2, "quantity"),
         (["--registry", "No Registry"], 1, "not a registry"),
         (["--nfs", "/path"], 1, "not SERVER:/PATH"),
+        (["--create-tenancies", "everybody"], 1, "neither admin nor the issuer"),
+        (["--create-tenancies", "https://login.example"], 1, "neither admin nor the issuer"),
         (["--oidc-issuer", "http://login.example"], 1, "not an https address"),
         (ISSUER, 1, "--oidc-audience"),
         (

@@ -32,12 +32,13 @@ LEEWAY = 30
 
 
 class Principal(NamedTuple):
-    """Who asks.  ``tenancy``: None for an admin; ``expires``: seconds since 1970."""
+    """Who asks.  ``tenancy``: None for an admin; ``expires``: seconds since 1970; ``issuer``: of a token."""
 
     actor: str
     tenancy: str | None
     scopes: tuple[str, ...]
     expires: float | None = None
+    issuer: str = ""
 
     def may(self, scope: str) -> bool:
         """Whether this is permitted."""
@@ -129,7 +130,9 @@ class TokenReader:
         scopes = ours or (
             () if any(str(word).partition(":")[0] in ("containers", "logs") for word in asked) else TENANT_SCOPES
         )
-        return Principal(f"oidc:{str(subject)[:200]}", tenancy, scopes, min(float(claims["exp"]), LAST))
+        return Principal(
+            f"oidc:{str(subject)[:200]}", tenancy, scopes, min(float(claims["exp"]), LAST), self.options.issuer
+        )
 
     async def _find_key(self, number: str) -> jwt.PyJWK:
         """Return the provider's key of this number; its keys are read again for one that is new, but not for each."""

@@ -1,5 +1,6 @@
 """The table of what is served: routes and the OpenAPI document are made of it, so they say the same."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -168,8 +169,8 @@ def problems_of(endpoint: Endpoint) -> list[str]:
     return sorted({*COMMON, *more, *endpoint.problems})
 
 
-def make_document() -> dict[str, Any]:
-    """Return the OpenAPI document (3.1.1) of the table."""
+def make_document(gpus: Sequence[int]) -> dict[str, Any]:
+    """Return the OpenAPI document (3.1.1) of the table.  ``gpus``: numbers that a container can have."""
     used: list[type[BaseModel]] = [models.ProblemView]
     for endpoint in ENDPOINTS:
         used += [model for model in (endpoint.takes, endpoint.gives) if model and model not in used]
@@ -191,6 +192,7 @@ def make_document() -> dict[str, Any]:
             schema = {"$ref": f"#/components/schemas/{endpoint.takes.__name__}"}
             method["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     assert references
+    schemas["$defs"]["ContainerRequest"]["properties"]["gpus"]["enum"] = list(gpus)
     return {
         "openapi": "3.1.1",
         "info": {"title": "ocigpu: GPU containers as a service", "version": __version__, "license": {

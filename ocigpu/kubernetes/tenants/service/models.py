@@ -12,6 +12,10 @@ LIFECYCLES = (
 )  # fmt: skip
 """In the order in which a container goes through them; the last two are final."""
 FINAL = ("finished", "failed")
+LINKED = (1, 2, 4, 8)
+"""GPUs of an NVLink partition, of any board: docs/FABRIC.md."""
+UNLINKED = tuple(range(1, 9))
+"""The same and, of single partitions without NVLink between them, the numbers that no partition has."""
 SCOPES = {
     "containers:read": "see containers, their events, quotas",
     "containers:write": "make and delete containers",
@@ -82,7 +86,7 @@ class ContainerRequest(_Model):
     tenancy: Annotated[StrictStr, Field(pattern=TENANCY)] | None = Field(
         None, description="default: that of the credential, which it must be unless the key is an admin's"
     )
-    gpus: StrictInt = Field(1, description="1, 2, 4 or 8: as many as an NVLink partition has")
+    gpus: StrictInt = Field(1, description="GPUs; which numbers there are depends on the service: see nvlink_partition")
     command: list[Text] = Field([], max_length=1024, description="in place of the image's entry point")
     args: list[Text] = Field([], max_length=1024, description="in place of the image's command")
     env: dict[Name, Text] = Field({}, max_length=512)
@@ -130,6 +134,10 @@ class ContainerView(_Model):
     image: str
     image_digest: str | None = None
     gpus: int
+    nvlink_partition: bool = Field(
+        description="its GPUs are those of an NVLink partition; false: there is no NVLink between them, and copies from"
+        " one to another go over PCIe"
+    )
     command: list[str]
     args: list[str]
     env: dict[str, str]

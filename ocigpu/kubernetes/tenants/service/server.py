@@ -31,7 +31,7 @@ from ocigpu.kubernetes.tenants.service.page import make_route
 from ocigpu.kubernetes.tenants.service.pods import PodOptions
 from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.store import CaasStore, StoreLimits
-from ocigpu.kubernetes.tenants.service.web import KNOWN, Api, TenantRules
+from ocigpu.kubernetes.tenants.service.web import ADMIN, KNOWN, Api, TenantRules
 from ocigpu.system.files import file_state, open_log_file
 from ocigpu.system.service import ENDING, ServiceLog, listen_tcp, split_address
 from ocigpu.system.tls import client_context
@@ -187,7 +187,7 @@ class CaasServer:
             raise SettingsError(
                 "OCIGPU-CAAS-1", text, "give --tls-certificate and --tls-key, or --insecure behind a proxy"
             )
-        check_rules(options.rules)
+        check_rules(options.rules, options.oidc.issuer if options.oidc else "")
         tokens = [TokenReader(options.oidc, fetch)] if options.oidc else []
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options.tls)
         self._cluster = cluster or open_cluster(options.kubeconfig)
@@ -341,13 +341,17 @@ def load_certificate(context: ssl.SSLContext, paths: tuple[str, ...]) -> None:
         raise HostError("OCIGPU-CAAS-1", f"certificate {paths[0]}, key {paths[1]}: {why}", "") from error
 
 
-def check_rules(rules: TenantRules) -> None:
-    """Raise SettingsError (OCIGPU-CAAS-1) for registries and exports that are none."""
+def check_rules(rules: TenantRules, issuer: str = "") -> None:
+    """Raise SettingsError (OCIGPU-CAAS-1) for registries, exports and creators that are none."""
     for prefix in rules.registries:
         try:
             parse_image(f"{prefix.rstrip('/')}/image")
         except Refusal as problem:
             raise SettingsError("OCIGPU-CAAS-1", f"--registry {quoted(prefix)}: not a registry", "nvcr.io") from problem
+    for who in rules.creators:
+        if who not in (ADMIN, issuer or ADMIN):
+            text = f"--create-tenancies {quoted(who)}: neither {ADMIN} nor the issuer of --oidc-issuer"
+            raise SettingsError("OCIGPU-CAAS-1", text, ADMIN)
     for export in rules.exports:
         server, _, path = export.partition(":")
         if not server or not path.startswith("/"):

@@ -38,7 +38,7 @@ from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, read_
 from ocigpu.kubernetes.tenants.service.pods import find_export, object_name, size_of
 from ocigpu.kubernetes.tenants.service.problems import MEDIA_TYPE, Refusal
 from ocigpu.kubernetes.tenants.service.store import ApiKey, CaasStore, StoredContainer, StoredEvent, StoreFullError
-from ocigpu.kubernetes.tenants.tenancy import namespace_name
+from ocigpu.kubernetes.tenants.tenancy import GROUP, VERSION, namespace_name
 from ocigpu.system.service import ServiceLog
 
 MAX_BODY = 1 << 20
@@ -64,7 +64,8 @@ SETTLE = 0.3
 MAX_SHOWN = 200
 """Containers of an overview, the newest."""
 STREAM = "text/event-stream"
-GPUS = (1, 2, 4, 8)
+ADMIN = "admin"
+"""Of TenantRules.creators: admin keys."""
 _KEYS = {"of": "keys"}
 _REVOKED = "the API key is unknown, revoked or over"
 RETRY = 5
@@ -76,7 +77,8 @@ class TenantRules(NamedTuple):
     """What the operator lets tenants ask for.
 
     ``exports``: of NFS, "SERVER:/PATH" with {tenancy} where its name stands; ``timeout``, ``max_timeout``: seconds;
-    ``rate``: requests a second with one credential.
+    ``rate``: requests a second with one credential; ``gpus``: numbers that a container can have; ``creators``: whose
+    containers make a tenancy that does not exist, ADMIN or issuers of tokens.
     """
 
     registries: tuple[str, ...] = REGISTRIES
@@ -84,6 +86,8 @@ class TenantRules(NamedTuple):
     timeout: int = 86400
     max_timeout: int = 7 * 86400
     rate: float = 50.0
+    gpus: tuple[int, ...] = models.LINKED
+    creators: tuple[str, ...] = ()
 
 
 class Ask(NamedTuple):
@@ -149,7 +153,9 @@ class Api:
         self.fleet = fleet
         self.store, self.keeper, self.rules, self.log, self.audit = store, keeper, rules, log, audit
         self._tokens = tokens
-        self._document = JSONResponse(make_document()).body  # made once: whoever asks for it needs no credential
+        self._document = JSONResponse(
+            make_document(rules.gpus)
+        ).body  # made once: whoever asks for it needs no credential
         self._in_flight: set[tuple[str, str]] = set()
         self._streams: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
@@ -224,6 +230,7 @@ class Api:
                 "actor": who.actor if who else None,
                 "source": request.client.host if request.client else None,
                 "action": endpoint.name,
+                **({"made_tenancy": True} if known.get("made_tenancy") else {}),
                 "resource": known.get("resource") or answer.headers.get("Location") or request.url.path,
                 "result": result,
                 "request_id": request_id,
@@ -284,7 +291,7 @@ class Api:
 
     async def _create(self, ask: Ask, tenancy: str, key: str) -> Response:
         request = judge(ask.model, tenancy, self.rules)
-        found = await self._check_tenancy(ask, tenancy, active=True)
+        found = await self._check_tenancy(ask, tenancy, active=True, may_create=True)
         if registries := (found.get("spec") or {}).get("registries"):
             check_registry(parse_image(request["image"]), registries)
         quotas = await self._read_quotas(tenancy)
@@ -300,8 +307,21 @@ class Api:
             self.keeper.look_at(made.id)
             return _accepted(made, {})
 
-    async def _check_tenancy(self, ask: Ask, tenancy: str, active: bool = False) -> Mapping[str, Any]:
+    async def _check_tenancy(
+        self, ask: Ask, tenancy: str, active: bool = False, may_create: bool = False
+    ) -> Mapping[str, Any]:
         found = await self.keeper.cluster.read_tenancy(tenancy)
+        who = ask.principal
+        creator = (ADMIN if who.may("admin") else "") if who.actor.startswith("key:") else who.issuer
+        if found is None and may_create and creator and creator in self.rules.creators:
+            try:
+                await self.keeper.cluster.create(new_tenancy(tenancy, who.actor))
+            except ClusterError as error:
+                if error.passing:
+                    raise
+                raise Refusal("tenancy_unknown", f"tenancy {tenancy} cannot be made: {error.message}") from error
+            ask.request.state.known["made_tenancy"] = True
+            found = await self.keeper.cluster.read_tenancy(tenancy)
         self.keeper.note_tenancy(tenancy, found)
         if not self._is_valid(ask.principal):  # it was of another tenancy, which had this name
             raise Refusal("credential_invalid", _REVOKED)
@@ -627,8 +647,8 @@ def judge(wanted: models.ContainerRequest, tenancy: str, rules: TenantRules) -> 
     """Return what is to be run and remembered of a request, without the values of secrets; raises Refusal."""
     image = parse_image(wanted.image)
     check_registry(image, rules.registries)
-    if wanted.gpus not in GPUS:
-        raise Refusal("gpus_no_partition", f"gpus {wanted.gpus}: not one of {', '.join(map(str, GPUS))}")
+    if wanted.gpus not in rules.gpus:
+        raise Refusal("gpus_no_partition", f"gpus {wanted.gpus}: not one of {', '.join(map(str, rules.gpus))}")
     seconds = wanted.timeout_seconds or min(rules.timeout, rules.max_timeout)
     if seconds > rules.max_timeout:
         raise Refusal("timeout_too_long", f"timeout_seconds {seconds}: at most {rules.max_timeout}")
@@ -648,6 +668,12 @@ def judge(wanted: models.ContainerRequest, tenancy: str, rules: TenantRules) -> 
     }
 
 
+def new_tenancy(name: str, actor: str) -> dict[str, Any]:
+    """Return a tenancy with the defaults of its kind: only an operator gives one more."""
+    metadata = {"name": name, "annotations": {"ocigpu.io/created-by": actor}}
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Tenancy", "metadata": metadata, "spec": {}}
+
+
 def view(container: StoredContainer) -> models.ContainerView:
     """Return a container as its owner sees it."""
     standing: ContainerStanding = container.standing
@@ -656,7 +682,8 @@ def view(container: StoredContainer) -> models.ContainerView:
     return models.ContainerView(
         id=container.id,
         tenancy=container.tenancy,
-        **container.request,
+        **(request := container.request),
+        nvlink_partition=request["gpus"] in models.LINKED,
         image_digest=standing.image_digest or None,
         lifecycle=standing.lifecycle,
         reason=standing.reason,
