@@ -71,12 +71,95 @@ def test_a_containerd_entry_of_the_vendors_alone_is_followed(host: Path, default
         assert runtimes["nvidia"]["options"]["BinaryName"] == "/usr/bin/nvidia-container-runtime"
 
 
-def test_an_entry_beside_the_vendors_comes_first(host: Path) -> None:
+@pytest.mark.parametrize("default", ["nvidia", "runc"])
+def test_an_entry_follows_the_default_before_another(host: Path, default: str) -> None:
+    """The kubelet's cgroup driver is that of the default."""
     runc = f'[plugins."{V2}".containerd.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n'
-    put(host, PATHS["containerd"], VENDORS.format(default="nvidia") + runc)
+    put(host, PATHS["containerd"], VENDORS.format(default=default) + runc)
     configure(host, "containerd")
     runtimes = read(host, "containerd")["plugins"][V2]["containerd"]["runtimes"]
-    assert runtimes["ocigpu"]["options"] == {"BinaryName": RUNTIME}
+    group = {"SystemdCgroup": True} if default == "nvidia" else {}
+    assert runtimes["ocigpu"]["options"] == {"BinaryName": RUNTIME, **group}
+
+
+REPLACED = """\
+version = 3
+[plugins.'io.containerd.cri.v1.runtime'.containerd]
+default_runtime_name = '{default}'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+runtime_type = '{type}'
+base_runtime_spec = '/etc/containerd/base-runtime-spec.json'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+BinaryName = '/usr/bin/nvidia-container-runtime'
+SystemdCgroup = true
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = 'io.containerd.runc.v2'
+base_runtime_spec = ''
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+SystemdCgroup = false
+"""
+
+
+@pytest.mark.parametrize(
+    ("default", "runtime_type", "asked", "kept"),
+    [
+        pytest.param("nvidia", "io.containerd.runc.v2", True, True, id="the default"),
+        pytest.param("nvidia", "io.containerd.runc.v2", False, True, id="the default, not asked to be"),
+        pytest.param("runc", "io.containerd.runc.v2", False, True, id="not the default"),
+        pytest.param("runc", "io.containerd.runc.v2", True, False, id="another default is followed"),
+        pytest.param("nvidia", "io.containerd.foo.v2", True, False, id="not runc's shim"),
+    ],
+)
+def test_an_entry_that_is_replaced_keeps_its_settings(
+    host: Path, default: str, runtime_type: str, asked: bool, kept: bool
+) -> None:
+    put(host, PATHS["containerd"], REPLACED.format(default=default, type=runtime_type))
+    for _ in range(2):
+        configure(host, "containerd", name="nvidia", default=asked)
+        containerd = read(host, "containerd")["plugins"]["io.containerd.cri.v1.runtime"]["containerd"]
+        entry = containerd["runtimes"]["nvidia"]
+        assert entry["options"] == {"BinaryName": RUNTIME, "SystemdCgroup": kept}
+        assert entry["base_runtime_spec"] == ("/etc/containerd/base-runtime-spec.json" if kept else "")
+        assert containerd["default_runtime_name"] == ("nvidia" if asked else default)
+    remove(host, "containerd")
+    assert read(host, "containerd") == tomllib.loads(REPLACED.format(default=default, type=runtime_type))
+
+
+@pytest.mark.parametrize(
+    ("engine", "path", "text"),
+    [
+        ("docker", PATHS["docker"], '{"default-runtime": "runsc", "runtimes": {"runsc": {"path": "/opt/runsc"}}}'),
+        ("docker", PATHS["docker"], '{"default-runtime": "safe", "runtimes": {"safe": {"path": "/opt/kata-runtime"}}}'),
+        ("docker", PATHS["docker"], '{"default-runtime": "io.containerd.kata.v2"}'),
+        (
+            "docker",
+            PATHS["docker"],
+            '{"default-runtime": "vm", "runtimes": {"vm": {"runtimeType": "io.containerd.kata.v2"}}}',
+        ),
+        (
+            "containerd",
+            PATHS["containerd"],
+            CONTAINERD.replace('"crun"', '"vm"').replace("runtimes.crun", "runtimes.vm").replace("runc.v2", "kata.v2"),
+        ),
+        ("crio", "/etc/crio/crio.conf.d/10-kata.conf", '[crio.runtime]\ndefault_runtime = "kata"\n'),
+        ("podman", "/etc/containers/containers.conf", '[engine]\nruntime = "krun"\n'),
+    ],
+)  # fmt: skip
+def test_containers_do_not_leave_a_sandbox_unasked(host: Path, engine: str, path: str, text: str) -> None:
+    put(host, path, text)
+    before = snapshot(host)
+    with pytest.raises(OcigpuError, match='leave the sandbox "') as caught:
+        configure(host, engine, default=True)
+    assert "--yes" in caught.value.hint
+    assert snapshot(host) == before
+    configure(host, engine)
+    remove(host, engine)
+    assert snapshot(host) == before
+    plan = configure(host, engine, default=True, leave_sandbox=True)
+    assert any("leave the sandbox" in note for note in plan.notes)
+    assert not configure(host, engine, default=True).changed
+    remove(host, engine)
+    assert snapshot(host) == before
 
 
 @pytest.mark.parametrize(

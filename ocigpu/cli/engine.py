@@ -69,7 +69,9 @@ def configure_command(
     targets, more = _targets(named, Wanted(name, path, default, cdi, kata), root, config, drop_in)
     if not targets:
         raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", "install one, or name it")
-    targets = {each: one._replace(gpus_hook=hook, hook_directory=hook_dir) for each, one in targets.items()}
+    targets = {
+        each: one._replace(gpus_hook=hook, hook_directory=hook_dir, leave_sandbox=yes) for each, one in targets.items()
+    }
     if name == VENDOR_NAME and VENDOR_RUNTIME not in path and any(one.engine == "docker" for one in targets.values()):
         more.append(
             f'Dev Containers (VS Code, DevPod) pass no --gpus unless the runtime "{name}" is a program called '

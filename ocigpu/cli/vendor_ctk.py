@@ -152,7 +152,8 @@ def _configure(words: list[str], said: Said) -> None:
         wanted = wanted._replace(cdi=True)
     if engine == "crio" and config == drop_in:  # no main file was named
         config = ""
-    options = ConfigureOptions(engine, wanted, config=config, drop_in=drop_in)
+    # the toolkit asks nobody either: what it means for a sandbox is a warning
+    options = ConfigureOptions(engine, wanted, config=config, drop_in=drop_in, leave_sandbox=True)
     dry = told.get("dry_run", False)
     with contextlib.nullcontext() if dry else locked(), Root("/") as root:
         try:

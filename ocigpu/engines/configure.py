@@ -29,6 +29,7 @@ from ocigpu.engines.wanted import (
     Wanted,
     containerd_changes,
     crio_changes,
+    default_sandbox,
     docker_changes,
     podman_changes,
     version_of,
@@ -41,7 +42,8 @@ _HAS_CDI = {"docker": (25, 0), "containerd": (1, 7)}
 class ConfigureOptions(NamedTuple):
     """What the command line asks for; "" where it says nothing.  Paths are those below ``root``.
 
-    ``gpus_hook``: whether Docker's --gpus gets its hook; None: if that can be.
+    ``gpus_hook``: whether Docker's --gpus gets its hook; None: if that can be.  ``leave_sandbox``: the default may
+    become ocigpu although it is a sandbox now.
     """
 
     engine: str
@@ -51,6 +53,7 @@ class ConfigureOptions(NamedTuple):
     config: str = ""
     drop_in: str = ""
     root: str = "/"
+    leave_sandbox: bool = False
 
 
 class Edit(NamedTuple):
@@ -115,6 +118,7 @@ def plan_configuration(root: Root, options: ConfigureOptions) -> EnginePlan:
         plan = plan._replace(notes=(*_others_notes(options, plan.main), *plan.notes))
     else:
         plan = _plan_drop_in(root, options)
+    plan = plan._replace(notes=(*_sandbox_notes(options, plan.main), *plan.notes))
     if not any(places.find_program(options.root, name) for name in ("runc", "crun")):
         note = "no runc or crun on the PATH of services: name the engine's own in runtime.runtimes of ocigpu's settings"
         plan = plan._replace(notes=(*plan.notes, note))
@@ -140,6 +144,23 @@ def _default_notes(options: ConfigureOptions, plan: EnginePlan) -> tuple[str, ..
     again = f"ocigpu engine configure {options.engine}"
     text = f'no entry has the default runtime "{name}": {NO_DEFAULT[options.engine]}; {again} --name {name} makes one'
     return (f"{text}, {again} --default makes ocigpu the default",) if name else ()
+
+
+def _sandbox_notes(options: ConfigureOptions, main: str) -> tuple[str, ...]:
+    """Return what a new default does to containers that run in a sandbox now.
+
+    Raises OcigpuError OCIGPU-ENG-2 unless that is meant.
+    """
+    if not options.wanted.default:
+        return ()
+    path = (options.config or places.CRIO) if options.engine == "crio" else main
+    sandbox = default_sandbox(options.engine, _merged(options, path, {}))
+    if not sandbox:
+        return ()
+    said = f'--default: containers that name no runtime leave the sandbox "{sandbox}" and run on the host\'s kernel'
+    if not options.leave_sandbox:
+        raise OcigpuError("OCIGPU-ENG-2", said, "leave out --default, and name the runtime; or, if it is meant: --yes")
+    return (said,)
 
 
 def _plan_drop_in(root: Root, options: ConfigureOptions) -> EnginePlan:

@@ -1,10 +1,11 @@
 """Which settings make an engine know ocigpu: pure, from what its configuration says."""
 
+import re
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import OcigpuError
-from ocigpu.engines.document import ValueChange, table_at
-from ocigpu.engines.status import config_version, cri_plugin, is_ours
+from ocigpu.engines.document import ValueChange, look_up, table_at
+from ocigpu.engines.status import config_version, cri_plugin, is_ours, programs_of, runtime_keys
 
 _RUNC_TYPES = ("io.containerd.runc.", "io.containerd.runtime.v1.")
 _V1_SHIM = "io.containerd.runtime.v1.linux"
@@ -60,7 +61,7 @@ def crio_changes(wanted: Wanted, merged: dict[str, Any]) -> list[ValueChange]:
     ``merged``: the whole configuration.  The entry is like that of the runtime in use (monitor, allowed annotations).
     """
     runtime = table_at(merged, ("crio", "runtime"))
-    entry = _like(table_at(runtime, ("runtimes",)), runtime.get("default_runtime"), "runtime_path")
+    entry = _like(table_at(runtime, ("runtimes",)), wanted, runtime.get("default_runtime"), "runtime_path")
     for key in ("runtime_path", "runtime_type", "platform_runtime_paths"):
         entry.pop(key, None)
     entry = {"runtime_path": wanted.path, "runtime_type": "oci", **entry}
@@ -110,7 +111,7 @@ def _containerd_entry(wanted: Wanted, engine: dict[str, Any]) -> dict[str, Any]:
         entry = table_at(engine, ("runtimes", name))
         if str(entry.get("runtime_type") or _RUNC_TYPES[0]).startswith(_RUNC_TYPES):
             candidates[name] = entry
-    entry = _like(candidates, engine.get("default_runtime_name"), "options")
+    entry = _like(candidates, wanted, engine.get("default_runtime_name"), "options")
     entry["runtime_type"] = entry.get("runtime_type") or "io.containerd.runc.v2"
     options = table_at(entry, ("options",))
     options.pop("Runtime", None)
@@ -119,21 +120,37 @@ def _containerd_entry(wanted: Wanted, engine: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _like(runtimes: dict[str, Any], default: Any, path_key: str) -> dict[str, Any]:
-    """Return a copy of the entry to follow: the default, else runc, else crun; none of ours.
+def _like(runtimes: dict[str, Any], wanted: Wanted, default: Any, path_key: str) -> dict[str, Any]:
+    """Return a copy of the entry to follow, with its cgroup driver.
 
-    Entries of NVIDIA's are copies of such an entry: they count where there is no other, for the cgroup driver.
+    A new default follows the one from before, an entry that replaces another that one; else it is the default's, or
+    that of runc or crun.  Those of NVIDIA's are copies of another: they count where there is no other.  What is ours
+    does not count, except in the place of the new entry.
     """
-    names = (str(default), "runc", "crun")
+    first = (str(default), wanted.name) if wanted.default else (wanted.name, str(default))
     vendors = sorted(name for name in runtimes if name.startswith("nvidia"))
-    for name in (*(name for name in names if not name.startswith("nvidia")), *names[:1], *vendors):
+    for name in dict.fromkeys((*first, "runc", "crun", *vendors)):
         entry = table_at(runtimes, (name,))
         if entry:
             value = entry.get(path_key)
             path = value.get("BinaryName") if isinstance(value, dict) else value
-            if not is_ours(str(path or "")):
+            if name == wanted.name or not is_ours(str(path or "")):
                 return entry
     return {}
+
+
+_SANDBOXES = re.compile(r"runsc|gvisor|kata|krun|sysbox|urunc|firecracker|quark", re.IGNORECASE)
+
+
+def default_sandbox(engine: str, merged: dict[str, Any]) -> str:
+    """Return the default runtime of an engine if it keeps containers from the host's kernel, else ""."""
+    table, default = runtime_keys(engine, merged)
+    name = look_up(merged, default)
+    if not name or not isinstance(name, str):
+        return ""
+    entry = look_up(merged, (*table, name))
+    told = [name, *programs_of(engine, entry), *(look_up(entry, (key,)) for key in ("runtimeType", "runtime_type"))]
+    return name if any(_SANDBOXES.search(str(text)) for text in told) else ""
 
 
 def version_of(path: str, data: dict[str, Any]) -> int:
