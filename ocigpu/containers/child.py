@@ -6,6 +6,7 @@ A container decides what its file systems are: looking at a file of one in user 
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,10 @@ def begin_child(look: Callable[[], Any], seconds: float = SECONDS) -> Child:
 
 
 def answer_of(child: Child) -> Any:
+    return _result(_raw_answer(child))
+
+
+def _raw_answer(child: Child) -> Any:
     try:
         text, _ = child.collect(MAX_ANSWER)
         answer = json.loads(text)
@@ -39,23 +44,50 @@ def answer_of(child: Child) -> Any:
         raise TimeoutError("it took too long") from error
     except (ValueError, OverflowError) as error:
         raise OSError("the process that looked was killed") from error
-    return _result(answer)
+    return answer
 
 
 def ask_each(looks: Iterable[Callable[[], Any]], seconds: float = SECONDS) -> list[Callable[[], Any]]:
     """Return for each of ``looks`` what returns its result, or raises, as :func:`ask_child` does.
 
     One child looks at all of them, one after another.  If that comes too late or is killed, each gets a child of its
-    own when it is called.
+    own, all at once and with as much time again: however many hang, they take twice the seconds together.
     """
     looks = list(looks)
-    try:
-        answers = ask_child(lambda: [_answer(look) for look in looks], seconds) if len(looks) > 1 else None
-    except OSError:
-        answers = None
-    if answers is None:
+    if len(looks) < 2:
         return [partial(ask_child, look, seconds) for look in looks]
+    try:
+        answers = ask_child(lambda: [_answer(look) for look in looks], seconds)
+    except OSError:
+        batches = [looks[start : start + MAX_CHILDREN] for start in range(0, len(looks), MAX_CHILDREN)]
+        return [ask for batch in batches for ask in _ask_at_once(batch, seconds / len(batches))]
     return [partial(_result, answer) for answer in answers]
+
+
+MAX_CHILDREN = 64
+"""Children that look at the same time."""
+
+
+def _ask_at_once(looks: Sequence[Callable[[], Any]], seconds: float) -> list[Callable[[], Any]]:
+    with ExitStack() as closing:
+        children = []
+        for look in looks:
+            children.append(begin_child(look, seconds))
+            closing.callback(children[-1].close)
+        return [_kept(child) for child in children]
+
+
+def _kept(child: Child) -> Callable[[], Any]:
+    """Wait for a child, and return what returns its answer or raises what it raised."""
+    try:
+        answer = _raw_answer(child)
+    except OSError as error:
+        return partial(_raise, error)
+    return partial(_result, answer)
+
+
+def _raise(error: OSError) -> Any:
+    raise error
 
 
 def _result(answer: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.attach import allowed_now, give, settle, take, view_of
 from ocigpu.containers.attached import AttachRecord, prune_records, read_record
 from ocigpu.containers.believed import Container, process_of, read_cgroup, read_config_of
+from ocigpu.containers.child import look_into
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.inside import look_inside
 from ocigpu.containers.live import Live, host_nodes, may_have_devices, open_live, plan_for, read_now
@@ -24,6 +25,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.gpus.vendors import read_host_facts
 from ocigpu.provision.cgroups import open_device_cgroup
+from ocigpu.provision.image import read_image_facts
 from ocigpu.system import bpf
 from ocigpu.system.proc import read_proc
 from ocigpu.system.service import ServiceLog
@@ -36,6 +38,12 @@ NOTHING = "nothing"
 """Stamp of a container that has no device: there is nothing to compare."""
 RETRY = 60.0
 """Seconds until a container that could not be looked at is tried again: it must not delay the others."""
+
+
+ROUND = 30.0
+"""Seconds that one round repairs; one container that hangs may take ten of them."""
+_Key = tuple[str, int, int]
+"""A container's state file, process id and start time."""
 
 
 class Repaired(NamedTuple):
@@ -117,8 +125,8 @@ class GrantKeeper:
         """The facts of this round, read once."""
         self._devices: frozenset[Number] = frozenset()
         """The host's devices, which decide what :data:`NOTHING` is said of."""
-        self._seen: dict[tuple[str, int, int], str] = {}
-        self._again: dict[tuple[str, int, int], float] = {}
+        self._seen: dict[_Key, str] = {}
+        self._again: dict[_Key, float] = {}
 
     def look(self) -> None:
         """Look once; whatever fails is logged, once for each container or once for the host, and tried again."""
@@ -138,6 +146,7 @@ class GrantKeeper:
         if devices != self._devices:  # it may have one now that had none
             self._devices = devices
             self._seen = {key: stamp for key, stamp in self._seen.items() if stamp != NOTHING}
+        changed: dict[_Key, tuple[Container, str]] = {}
         for key, container in keys.items():
             if time.monotonic() < self._again.get(key, 0.0):
                 continue
@@ -146,12 +155,28 @@ class GrantKeeper:
                     self._seen[key] = NOTHING
                     continue
                 stamp = read_stamp(container)
-                # what was repaired is looked at once more: it may have changed again before its new stamp is read
-                if stamp != self._seen.get(key) and not self._repair(container):
-                    self._seen[key] = stamp
+                if stamp != self._seen.get(key):
+                    changed[key] = container, stamp
             except (OcigpuError, OSError) as error:
-                self._again[key] = time.monotonic() + RETRY
-                self._log.once(container.id, "error", f"repair {container.name}: {error}", container=container.id)
+                self._put_off(key, container, str(error))
+        # all at once: one after another, those whose files never answer would keep the others waiting
+        look = functools.partial(_look_at_image, self._facts().driver_version)
+        problems = look_into([container for container, _ in changed.values()], look) if changed else []
+        deadline = time.monotonic() + ROUND
+        for (key, (container, stamp)), (_, problem) in zip(changed.items(), problems, strict=True):
+            if problem:
+                self._put_off(key, container, problem)
+            elif time.monotonic() < deadline:  # the others are looked at in the next round
+                try:
+                    # what was repaired is looked at once more: it may have changed before its new stamp is read
+                    if not self._repair(container):
+                        self._seen[key] = stamp
+                except (OcigpuError, OSError) as error:
+                    self._put_off(key, container, str(error))
+
+    def _put_off(self, key: "_Key", container: Container, problem: str) -> None:
+        self._again[key] = time.monotonic() + RETRY
+        self._log.once(container.id, "error", f"repair {container.name}: {problem}", container=container.id)
 
     def _has_nothing(self, container: Container, seen: str | None) -> bool:
         """Tell whether a container has no device that it could lose; ``seen``: its stamp of the round before."""
@@ -170,6 +195,15 @@ class GrantKeeper:
         for note in repaired.notes:
             self._log("warning", f"{container.name}: {note}", container=container.id)
         return bool(repaired.lost)
+
+
+def _look_at_image(version: str, proc_fd: int) -> None:
+    """Look at the files of a container as :func:`open_live` does: that may never end."""
+    root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+    try:
+        read_image_facts(root_fd, version)
+    finally:
+        os.close(root_fd)
 
 
 def read_stamp(container: Container) -> str:

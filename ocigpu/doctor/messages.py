@@ -7,7 +7,7 @@ import re
 import textwrap
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -94,20 +94,67 @@ class _Text:
             self.starts.append(position)
             position += len(line)
         self.joined = "".join(self.lines)
+        self.grams = _grams(self.joined) if len(self.joined) > LONG else None
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where a text of the table begins and ends in the joined lines; one with a gap is in one line."""
+        """Yield in order where a text of the table begins and ends in the joined lines; one with a gap is in one line.
+
+        Of one that a few lines have pasted the gap may have a line's end in it.
+        """
         literals = _literals(text)
-        if not all(literal in self.joined for literal in literals):
-            return
         pattern = _compile(literals)
         if len(literals) == 1:
             yield from (match.span() for match in pattern.finditer(self.joined))
-        else:
-            for start, line in zip(self.starts, self.lines, strict=True):
-                yield from ((start + match.start(), start + match.end()) for match in pattern.finditer(line))
-            if len(self.lines) <= MAX_PASTED:
-                yield from (match.span() for match in pattern.finditer(self.joined))
+            return
+        spans = self._spans_in_lines(pattern, literals)
+        if len(self.lines) <= MAX_PASTED:
+            spans = iter(sorted({*spans, *(match.span() for match in pattern.finditer(self.joined))}))
+        yield from spans
+
+    def _spans_in_lines(self, pattern: re.Pattern[str], literals: Sequence[str]) -> Iterator[tuple[int, int]]:
+        for number in self._lines_with(max(literals, key=len)):
+            start = self.starts[number]
+            yield from ((start + at.start(), start + at.end()) for at in pattern.finditer(self.lines[number]))
+
+    def has(self, text: str) -> bool:
+        """Whether all parts of a text of the table are there, wherever."""
+        return all(map(self._has, _literals(text)))
+
+    def find_free(self, text: str, claimed: bytearray) -> int | None:
+        """Return where a text of the table first begins that no earlier entry has claimed a letter of."""
+        return next((start for start, end in self.spans(text) if claimed.find(1, start, end) < 0), None)
+
+    def _has(self, literal: str) -> bool:
+        """Whether the text has a literal; in a long one most are ruled out by letters that never follow each other."""
+        if self.grams is not None and not self.grams.issuperset(_grams(literal) or ()):
+            return False
+        return literal in self.joined
+
+    def _lines_with(self, literal: str) -> Iterator[int]:
+        """Yield the numbers of the lines in which a text begins, each once."""
+        at = self.joined.find(literal)
+        while at >= 0:
+            number = bisect_right(self.starts, at) - 1
+            yield number
+            at = self.joined.find(literal, self.starts[number] + len(self.lines[number]))
+
+
+LONG = 1 << 20
+"""From so many letters on it pays to know which four bytes a text has: a thousand messages are looked for in it."""
+MAX_GRAMS = 1 << 20
+
+
+def _grams(text: str) -> set[int] | None:
+    """Return every four bytes in a row that a text has, as numbers; None for one that has too many to be of use."""
+    data = text.encode("utf-8", "replace")
+    grams: set[int] = set()
+    for first in range(4):
+        words = memoryview(data)[first : first + (len(data) - first) // 4 * 4].cast("I")
+        for start in range(0, len(words), MAX_GRAMS):
+            grams.update(words[start : start + MAX_GRAMS])
+            if len(grams) > MAX_GRAMS:
+                return None
+    return grams
 
 
 MAX_PASTED = 8
@@ -135,13 +182,14 @@ def find_messages(text: str, log: bool = False) -> list[MessageAt]:
     """
     given = _Text(text)
     found: list[MessageAt] = []
-    claimed: list[tuple[int, int]] = []
+    claimed = bytearray(len(given.joined))  # one byte for each letter: a log may repeat a message very often
     for entry in MESSAGES:
-        own = {span for wording in entry.wordings() for span in given.spans(wording)}
-        free = [(start, end) for start, end in own if not any(start < last and first < end for first, last in claimed)]
-        claimed += own
-        if free:
-            found.append(MessageAt(bisect_right(given.starts, min(free)[0]), entry))
+        wordings = [wording for wording in entry.wordings() if given.has(wording)]
+        firsts = [given.find_free(wording, claimed) for wording in wordings]
+        for start, end in (span for wording in wordings for span in given.spans(wording)):
+            claimed[start:end] = b"\1" * (end - start)
+        if free := [first for first in firsts if first is not None]:
+            found.append(MessageAt(bisect_right(given.starts, min(free)), entry))
     exact = [one for one in found if not one.message.general]
     found = exact or found[:1]
     if not found and not log and len(given.joined) >= SHORTEST:

@@ -41,14 +41,15 @@ class Child:
     def collect(self, limit: int) -> tuple[bytes, int]:
         """Return the whole answer and the child's exit status, minus the number of a signal that ended it.
 
-        Raises TimeoutError at the deadline, and OverflowError for an answer of more than ``limit`` bytes.
+        Raises TimeoutError at the deadline, unless the answer is there by then, and OverflowError for one of more than
+        ``limit`` bytes.
         """
         parts: list[bytes] = []
         size = 0
         try:
             while size <= limit:
                 left = self._deadline - time.monotonic()
-                if left <= 0 or not _is_readable(self._pipe, left):
+                if not _is_readable(self._pipe, max(left, 0.0)):
                     raise TimeoutError(f"no answer within {self.seconds:g} s")
                 part = os.read(self._pipe, 1 << 20)
                 if not part:

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,34 @@ def test_a_log_is_explained_in_its_order_once_each(run: Run, monkeypatch: pytest
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"all is well\n")))
     status, _, error = run("explain", "-")
     assert (status, "no known message in it" in error) == (2, True)
+
+
+def _seconds(text: str) -> float:
+    begin = time.process_time()
+    find_messages(text, log=True)
+    return time.process_time() - begin
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Failed to initialize NVML: Unknown Error",
+        "nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot open shared object",
+        'could not select device driver "" with capabilities: [[gpu]]',
+        "level=info msg=started nvidia container error 4711 failed to open device",
+    ],
+)
+def test_a_log_takes_time_by_its_length(line: str) -> None:
+    """And not by the square of it: four times the lines would then take sixteen times as long."""
+    short, long = (_seconds(f"{line}\n" * number) for number in (10_000, 40_000))
+    assert long < 9 * short + 0.5
+
+
+def test_a_long_log_is_searched_for_what_it_may_have() -> None:
+    filler = "".join(f"2026-11-27T10:00:00 host kubelet[{number}]: an ordinary line\n" for number in range(40_000))
+    (found,) = find_messages(f"{filler}Failed to initialize NVML: Unknown Error\n{filler}", log=True)
+    assert found.line == 40_001
+    assert find_messages(filler, log=True) == []
 
 
 def test_the_causes_are_looked_for_on_this_host(run: Run) -> None:

@@ -51,6 +51,7 @@ def hurried() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(living, "SECONDS", 2.0)
         patch.setattr("ocigpu.containers.child.ask_child.__defaults__", (2.0,))
+        patch.setattr("ocigpu.containers.child.ask_each.__defaults__", (2.0,))
         yield
 
 
@@ -107,6 +108,27 @@ def test_the_keeper_goes_on_to_the_next_container(
             wait_for("the other's rule", is_repaired)
         assert "195:3" not in (devices[0] / "devices.list").read_text()
     assert {line.split(":")[0] for line in log.lines} == {"error", "info"}
+
+
+def test_many_that_never_answer_keep_the_keeper_no_longer_than_one(
+    gpu_3: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten of them, which look at the files of one that hangs: the time for looking does not grow with their number."""
+    log = Lines()
+    keeper = GrantKeeper(gpu_3.places, read_settings(gpu_3.environment["OCIGPU_CONFIG"]), log)
+    found = gpu_3.found()
+    directory, name = os.path.split(found.state_file)
+    files = [f"{directory}/{'./' * number}{name}" for number in range(10)]
+    many = [found._replace(id=f"c{number}", state_file=file) for number, file in enumerate(files)]
+    monkeypatch.setattr("ocigpu.containers.repair.find_containers", lambda _: (many, []))
+    monkeypatch.setattr("ocigpu.containers.repair.read_stamp", lambda _: "changed")
+    monkeypatch.setattr("ocigpu.containers.repair._look_at_image", lambda *_: time.sleep(600))
+    monkeypatch.setattr("ocigpu.containers.child.ask_each.__defaults__", (2.0,))
+    begin = time.monotonic()
+    keeper.look()
+    assert time.monotonic() - begin < 15  # 20 s and more if they were asked one after another
+    assert [line for line in log.lines if "it took too long" in line] == log.lines
+    assert len(log.lines) == 10
 
 
 def test_a_command_that_does_not_end_keeps_others_waiting_only_for_a_while(gpu_3: Made) -> None:

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -358,6 +359,18 @@ def test_one_child_looks_for_many_and_what_ends_it_is_asked_alone(monkeypatch: p
     with pytest.raises(OSError, match="killed"):
         asks[20]()
     assert ask_each([]) == []
+
+
+def test_many_that_hang_take_no_longer_than_one() -> None:
+    """And those that answer are heard, before and after them, also if their answers fill the pipe."""
+    begin = time.monotonic()
+    looks = [partial(str, "x" * 300_000), *(partial(time.sleep, 600) for _ in range(70)), partial(int, "7")]
+    asks = ask_each(looks, 4.0)
+    assert time.monotonic() - begin < 60  # 284 s one after another
+    assert (asks[0](), asks[-1]()) == ("x" * 300_000, 7)
+    for ask in asks[1:-1]:
+        with pytest.raises(TimeoutError, match="it took too long"):
+            ask()
 
 
 def test_containers_are_asked_by_a_handful_of_children(
