@@ -240,7 +240,7 @@ def inject_devices(
     :func:`ocigpu.cdi.conditions.check_conditions` does.
     """
     from ocigpu.bundle.document import write_config
-    from ocigpu.bundle.inject import edit_of_devices, put_devices
+    from ocigpu.bundle.inject import edit_of_devices, leave_volumes, put_devices
     from ocigpu.bundle.rootfs import NeedsHookError
     from ocigpu.cdi.registry import read_registry
     from ocigpu.core.errors import MAKE_NODES, CdiError, HostError
@@ -285,7 +285,8 @@ def inject_devices(
     try:
         with step("inject", ", ".join(names)):
             edit, notes = edit_of_devices(document.config, others, *options)
-        for note in notes:
+            edit, left = leave_volumes(document.config, edit, bundle)
+        for note in (*notes, *left):
             log.write("warning", note)
         if own:
             try:
@@ -293,6 +294,7 @@ def inject_devices(
             except NeedsHookError as reason:
                 log.write("info", f"{document.path}: hooks of CDI specifications stay hooks, because {reason}")
                 edit, _ = edit_of_devices(document.config, resolved.edits, *options)
+                edit, _ = leave_volumes(document.config, edit, bundle)
             else:
                 return
         put_devices(document.config, edit)

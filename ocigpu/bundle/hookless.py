@@ -6,6 +6,7 @@ is declared for a request is kept (:mod:`ocigpu.gpus.cached`).
 
 import errno
 import os
+import stat
 from binascii import crc32
 
 from ocigpu.bundle.declared import Declared, edit_declared, why_hook
@@ -150,7 +151,7 @@ def why_not_declared(
         return resolve_in_root(root_fd, path) if root_fd >= 0 else path
 
     reason = why_hook(declared, config, resolve, declare_rules, not owns_policy or of_users)
-    reason = reason or _why_exchangeable(declared)
+    reason = reason or _why_exchangeable(declared) or _why_linked(root_fd, config, declared)
     if declared.simulated_proc and not owns_policy and of_users:
         reason = reason or "the simulated host's own step cannot enter its user namespace"
     return reason or (_why_closed(root_fd, config, declared) if of_users and root_fd >= 0 else "")
@@ -163,6 +164,24 @@ def _why_exchangeable(declared: Declared) -> str:
     """
     found = (path for path in declared.optional if is_open_to_all(os.path.dirname(path)))
     return next((f"every user can put a link in the place of {path}" for path in found), "")
+
+
+def _why_linked(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:
+    """Return which name of ours is a link of the image, where one could lead into a volume, "" for none.
+
+    The runtime follows it, and makes what is missing where it leads; the hook puts something else in its place.
+    """
+    sources = (mount.get("source") for mount in get_list(config, "mounts") if isinstance(mount, dict))
+    if root_fd < 0 or not any(
+        isinstance(path, str) and path.startswith("/") and os.path.isdir(path) for path in sources
+    ):
+        return ""
+    paths = [mount["destination"] for mount in declared.mounts] + [path for path, _, _ in declared.views]
+    for path in (*paths, *(node[0] for node in declared.nodes)):
+        found = status_inside(root_fd, path, os.O_NOFOLLOW)
+        if found is not None and stat.S_ISLNK(found.st_mode):
+            return f"{path} is a link in the image, and the container has volumes"
+    return ""
 
 
 def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:

@@ -5,7 +5,15 @@ import stat
 
 from ocigpu.bundle.edit import NODE_OPTIONS, ConfigEdit, put
 from ocigpu.core.cdi_names import HOOK_STAGES
-from ocigpu.core.config_json import HOOK_ENVIRONMENT, clean_path, find, get_list, get_object, has_user_namespace
+from ocigpu.core.config_json import (
+    HOOK_ENVIRONMENT,
+    clean_path,
+    find,
+    get_list,
+    get_object,
+    has_user_namespace,
+    rootfs_path,
+)
 from ocigpu.core.errors import MAKE_NODES, CdiError, SpecError, quoted
 from ocigpu.system.files import is_open_to_all
 
@@ -19,6 +27,10 @@ if TYPE_CHECKING:
 NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 DEFAULT_ACCESS = "rwm"
 _SHARED = ("shared", "rshared")
+_OPTIONAL = ("/etc/", "/usr/share/", "/run/", "/var/run/", "/tmp/", "/lib/firmware/", "/usr/lib/firmware/")
+"""Where NVIDIA's driver has what a container can do without: configuration, sockets, firmware."""
+_NO_VOLUMES = ("tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup")
+"""Types of mounts in which nothing stays when the container is gone."""
 ENGINE_HINT = "The engine wrote a configuration that is not one of the OCI runtime specification."
 
 
@@ -229,6 +241,75 @@ class _Draft:
 
 def _is_id(value: "Any") -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "tuple[ConfigEdit, list[str]]":
+    """Return the edit without optional mounts for which something would be made in a volume, and notes on them.
+
+    The runtime would make it, and it would stay there.  Links of the image are followed as the runtime follows them.
+    What is there already is only mounted on.  Raises CdiError OCIGPU-MNT-4 for nodes, and for mounts that are not
+    optional.
+    """
+    from ocigpu.bundle.rootfs import resolve_in_root
+    from ocigpu.system.paths import opened, use_walk
+
+    own = {mount["destination"] for mount in edit.mounts}
+    mounts = [mount for mount in get_list(config, "mounts") if isinstance(mount, dict)]
+    volumes = [
+        mount
+        for mount in mounts
+        if isinstance(mount.get("destination"), str) and mount["destination"] not in own and not _is_file(mount)
+    ]
+    if all(mount.get("type") in _NO_VOLUMES for mount in volumes):
+        return edit, []
+    try:
+        root_fd = os.open(rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, SpecError):  # the runtime says so
+        return edit, []
+    use_walk(True)
+    try:
+        with opened(root_fd):
+            covers = [(resolve_in_root(root_fd, clean_path(mount["destination"])), mount) for mount in volumes]
+            places = {path: resolve_in_root(root_fd, clean_path(path)) for path in (*own, *edit.nodes)}
+    finally:
+        use_walk(False)
+    left: dict[str, str] = {}
+    for path, place in places.items():
+        over = [at for at, (top, _) in enumerate(covers) if f"{place}/".startswith(f"{top.rstrip('/')}/")]
+        if not over:
+            continue
+        top, mount = covers[max(over, key=lambda at: (len(covers[at][0]), at))]
+        if mount.get("type") in _NO_VOLUMES or (path in edit.nodes and top == "/dev"):  # runtimes make none there
+            continue
+        rest = place.removeprefix(top).strip("/")
+        if not _is_there(mount.get("source"), rest):
+            why = f"{quoted(path)} is in {quoted(mount['destination'])}, a volume: the runtime would make"
+            if path in edit.nodes or "nvidia" not in path or not path.startswith(_OPTIONAL):
+                raise CdiError("OCIGPU-MNT-4", f"{why} {quoted(rest)} in it")
+            left[path] = f"{path} was left out: {why} {quoted(rest)} in it"
+    mounts = [mount for mount in edit.mounts if mount["destination"] not in left]
+    return edit._replace(mounts=mounts), [*left.values()]
+
+
+def _is_file(mount: "dict[str, Any]") -> bool:
+    """Tell whether what is mounted is no directory, below which nothing can be made."""
+    source = mount.get("source")
+    try:
+        return isinstance(source, str) and source.startswith("/") and not stat.S_ISDIR(os.stat(source).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_there(source: "Any", rest: str) -> bool:
+    """Tell whether a volume has this path, without any link in it: those lead elsewhere in a container."""
+    if not isinstance(source, str) or not source.startswith("/"):
+        return False
+    names = rest.split("/") if rest else []
+    paths = ["/".join((source, *names[:end])) for end in range(1, len(names) + 1)]
+    try:
+        return all(not stat.S_ISLNK(os.lstat(path).st_mode) for path in paths)
+    except (OSError, ValueError):
+        return False
 
 
 def _refuse_shared(config: "dict[str, Any]", added: "dict[str, Any]") -> None:

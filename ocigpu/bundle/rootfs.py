@@ -1,8 +1,9 @@
 """What mode ``spec`` makes in a container's root directory before the low-level runtime starts: links, loader cache.
 
 Everything goes by descriptor below the root directory, which is hostile (:mod:`ocigpu.system.paths`), and is recorded
-before it is made (:mod:`ocigpu.bundle.record`).  What stays when the runtime fails later is like the empty files that
-the runtime itself makes to mount on: in the container's own layer, and not in the way of another try.
+before it is made (:mod:`ocigpu.bundle.record`).  Nothing is made on another mount than the root directory's: whoever
+assembled it may have mounted volumes in it already.  What stays when the runtime fails later is like the empty files
+that the runtime itself makes to mount on: in the container's own layer, and not in the way of another try.
 """
 
 import errno
@@ -15,7 +16,8 @@ from ocigpu.bundle.record import Record
 from ocigpu.gpus.loader_cache import merge_ld_cache
 from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file, replace_link
 from ocigpu.system.log import step
-from ocigpu.system.paths import make_directories, open_in_root, open_parent
+from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root, open_parent, opened
+from ocigpu.system.proc import read_mnt_id_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class RootDirectory:
 
     def __init__(self, root_fd: int, simulated: str | None = None) -> None:
         self.root_fd = root_fd
+        self._root_id = -1
         self._record = Record(root_fd, simulated)
         self.undo = self._record.undo
         self._parents: dict[str, int] = {}
@@ -72,10 +75,18 @@ class RootDirectory:
                 made.append(one)
                 self._record.note("mkdir", one)
 
-            self._parents[path] = make_directories(self.root_fd, path, 0o755, on_create)
+            fd = self._parents[path] = make_directories(self.root_fd, path, 0o755, on_create, check=self._check)
+            self._check(fd, path)
             for one in made:
                 self._give_directory(one)
         return self._parents[path]
+
+    def _check(self, fd: int, path: str) -> None:
+        """Raise NeedsHookError unless a directory is on the mount of the root directory; raises OSError."""
+        if self._root_id < 0:
+            self._root_id = read_mnt_id_of(self.root_fd)
+        if read_mnt_id_of(fd) != self._root_id:
+            raise NeedsHookError(f"{path} is in a volume, or in another file system than the container's own")
 
     def _give_directory(self, path: str) -> None:
         """Give a directory that was made the owner of its parent, and the mode that the umask may have narrowed."""
@@ -267,17 +278,19 @@ def _read_file(path_fd: int) -> bytes:
 
 
 def resolve_in_root(root_fd: int, path: str) -> str:
-    """Return where a path leads in the root directory, links followed as far as there is something to follow.
+    """Return where a path leads in the root directory, links followed as runtimes do: they make what is missing there.
 
     The text is for comparisons only: nothing is opened by it.
     """
-    if len(path) > MAX_PATH:  # nothing can be mounted there
-        return path
-    rest = ""
-    while path not in ("", "/"):
+    rest, links = "", 0
+    while path not in ("", "/") and len(path) <= MAX_PATH:  # nothing can be mounted on a longer one
         try:
             fd = open_in_root(root_fd, path, os.O_PATH)
-        except OSError:  # missing, or a link that leads nowhere
+        except OSError:  # missing, or a link that leads nowhere yet
+            target = _dangling(root_fd, path) if links < MAX_LINKS else ""
+            if target:
+                path, links = target, links + 1
+                continue
             path, _, name = path.rpartition("/")
             rest = f"/{name}{rest}"
             continue
@@ -286,4 +299,14 @@ def resolve_in_root(root_fd: int, path: str) -> str:
         finally:
             os.close(fd)
         return found.removeprefix(top.rstrip("/")) + rest
-    return rest or "/"
+    return path.rstrip("/") + rest or "/"
+
+
+def _dangling(root_fd: int, path: str) -> str:
+    """Return where a link leads, by its text; "" for what is no link."""
+    try:
+        with opened(open_in_root(root_fd, path, os.O_PATH | os.O_NOFOLLOW)) as fd:
+            target = os.readlink("", dir_fd=fd)
+    except OSError:
+        return ""
+    return os.path.normpath(os.path.join(resolve_in_root(root_fd, os.path.dirname(path)), target)).replace("//", "/")

@@ -19,10 +19,9 @@ from ocigpu.core.errors import OcigpuError, OsErrorAs
 from ocigpu.core.facts import DeviceNode
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.container import LiveContainer, join, join_users, open_root, use_owner_ids
-from ocigpu.provision.mounts import enter_own_proc, read_mnt_id
+from ocigpu.provision.mounts import enter_own_proc, is_own, read_host_devices, read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.paths import open_in_root, open_parent
-from ocigpu.system.proc import read_mounts
 
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action
@@ -194,7 +193,7 @@ def remove_inside(container: LiveContainer, actions: "Sequence[Action]") -> list
 
 
 def _remove(container: LiveContainer, actions: Sequence[Node | Link]) -> list[str]:
-    of_host = {mount.device for mount in read_mounts().values()}
+    of_host = read_host_devices(container.rootfs)
     root_fd = _enter(container)
     notes = []
     for action in actions:
@@ -202,10 +201,11 @@ def _remove(container: LiveContainer, actions: Sequence[Node | Link]) -> list[st
         try:
             parent_fd, name, _ = open_parent(root_fd, path)
             try:
-                if not _is_own(root_fd, parent_fd, of_host) and not _is_mounted(parent_fd, name):
+                own = read_mnt_id(parent_fd) == read_mnt_id(root_fd) or is_own(parent_fd, root_fd, of_host)
+                if not own and not _is_mounted(parent_fd, name):
                     notes.append(f"{path} stays, in a directory that may be shared; it cannot be opened")
                 elif isinstance(action, Node):
-                    _remove_node(parent_fd, name, os.makedev(action.node.major, action.node.minor))
+                    _remove_node(parent_fd, name, os.makedev(action.node.major, action.node.minor), own)
                 elif os.readlink(name, dir_fd=parent_fd) == action.target:
                     os.unlink(name, dir_fd=parent_fd)
             finally:
@@ -219,18 +219,6 @@ def _remove(container: LiveContainer, actions: Sequence[Node | Link]) -> list[st
     return notes
 
 
-def _is_own(root_fd: int, directory_fd: int, of_host: set[str]) -> bool:
-    """Tell whether a directory is the container's alone: on its root mount, or on a file system unknown to the host.
-
-    A volume may be the host's own /dev.  Which one it is says the mount table: st_dev is another for btrfs.
-    """
-    mnt_id = read_mnt_id(directory_fd)
-    if mnt_id == read_mnt_id(root_fd):
-        return True
-    mount = read_mounts("mountinfo").get(mnt_id)
-    return mount is not None and mount.device not in of_host
-
-
 def _is_mounted(parent_fd: int, name: str) -> bool:
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
@@ -239,8 +227,8 @@ def _is_mounted(parent_fd: int, name: str) -> bool:
         os.close(fd)
 
 
-def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
-    """Remove a node, or what it is mounted on; anything of another number stays."""
+def _remove_node(parent_fd: int, name: str, rdev: int, own: bool) -> None:
+    """Remove a node, or a mount of it and, in a directory of its ``own``, what that was on; another number stays."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     try:
         status = os.fstat(fd)
@@ -252,7 +240,7 @@ def _remove_node(parent_fd: int, name: str, rdev: int) -> None:
     finally:
         os.close(fd)
     under = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
-    if not mounted or (stat.S_ISREG(under.st_mode) and under.st_size == 0):
+    if own and (not mounted or (stat.S_ISREG(under.st_mode) and under.st_size == 0)):
         os.unlink(name, dir_fd=parent_fd)
 
 

@@ -60,7 +60,8 @@ class Bind(NamedTuple):
     """Bind-mount ``host_path`` on ``container_path``.
 
     ``options``: of "ro", "nosuid", "nodev", "noexec".  ``kind``: "file", "directory" or "socket" (a socket is mounted
-    on an empty file).  ``optional``: a source that has vanished since the facts were read is skipped with a note.
+    on an empty file).  ``optional``: a source that has vanished since the facts were read is skipped with a note, and
+    whatever else goes wrong is a note too.
     """
 
     host_path: str
@@ -79,6 +80,7 @@ class Tmpfs(NamedTuple):
 
     ``files``: (relative path, permission bits, content); ``directories``: relative paths, parents included, made 0555.
     The target is created (0555) if it does not exist, except below /proc, where it must exist.
+    ``optional``: what goes wrong is a note.
     """
 
     container_path: str
@@ -86,6 +88,7 @@ class Tmpfs(NamedTuple):
     files: tuple[tuple[str, int, str], ...]
     directories: tuple[str, ...]
     reason: str
+    optional: bool = False
 
     def describe(self) -> str:
         paths = [*(name for name, _, _ in self.files), *self.directories]
@@ -95,11 +98,15 @@ class Tmpfs(NamedTuple):
 
 
 class Link(NamedTuple):
-    """Make the symbolic link ``container_path`` -> ``target``; an existing link with another target is replaced."""
+    """Make the symbolic link ``container_path`` -> ``target``; an existing link with another target is replaced.
+
+    ``optional``: what goes wrong is a note.
+    """
 
     container_path: str
     target: str
     reason: str
+    optional: bool = False
 
     def describe(self) -> str:
         return f"link {self.container_path} -> {self.target}"
@@ -126,6 +133,7 @@ class TextFile(NamedTuple):
     """Write a small regular file; one that has this content already is left alone, another content is replaced.
 
     Missing directories are made (0755).  ``only_if_missing``: an existing file of any content is left alone.
+    ``optional``: what goes wrong is a note.
     """
 
     container_path: str
@@ -133,6 +141,7 @@ class TextFile(NamedTuple):
     content: str
     reason: str
     only_if_missing: bool = False
+    optional: bool = False
 
     def describe(self) -> str:
         return f"file {self.container_path} mode={self.mode:04o} ({len(self.content)} bytes)"
@@ -273,4 +282,6 @@ def plan_to_json(plan: Plan) -> "dict[str, Any]":
     for action in data["actions"]:
         if action.get("entries") == []:  # only settings that ask for a merge show it
             del action["entries"]
+        if action["action"] != "bind" and action.get("optional") is False:
+            del action["optional"]
     return data

@@ -150,7 +150,7 @@ def _plan_proc_view(
 def _plan_links(commands: list[CreateSymlinks], facts: HookFacts, notes: list[str]) -> list[Link]:
     links = [Link(path, target, "link of the CDI specification") for item in commands for target, path in item.links]
     links += [
-        Link(path, target, "the container has the device")
+        Link(path, target, "the container has the device", optional=True)
         for item in commands
         for target, path in item.device_links
         if link_target(target, path) in facts.device_targets
@@ -194,7 +194,7 @@ def _plan_loader(
         confs += _conf(OWN_CONF, own, loader.has_own_conf, "a later ldconfig in the container finds the libraries")
     if confs and not loader.has_conf:
         content = f"include {CONF_DIRECTORY}/*.conf\n"
-        actions.append(TextFile(LD_SO_CONF, 0o644, content, "the loader's configuration", only_if_missing=True))
+        actions.append(_text(LD_SO_CONF, content, "the loader's configuration", only_if_missing=True))
     actions += confs
     if caches:
         ldconfig = next((cache.ldconfig for cache in reversed(caches) if cache.ldconfig), settings.ldconfig)
@@ -215,8 +215,13 @@ def _conf(path: str, directories: "Sequence[str]", exists: bool, reason: str) ->
     """Return the writing of a file of ours with these directories and no others."""
     lines = [directory for directory in directories if "#" not in directory and directory == directory.strip()]
     if lines:
-        return [TextFile(path, 0o644, "".join(f"{line}\n" for line in lines), reason)]
-    return [TextFile(path, 0o644, UNUSED, "left by an earlier start")] if exists else []
+        return [_text(path, "".join(f"{line}\n" for line in lines), reason)]
+    return [_text(path, UNUSED, "left by an earlier start")] if exists else []
+
+
+def _text(path: str, content: str, reason: str, only_if_missing: bool = False) -> TextFile:
+    """Return the writing of a file for the loader, which a container can do without."""
+    return TextFile(path, 0o644, content, reason, only_if_missing, optional=True)
 
 
 def _plan_musl(folders: tuple[str, ...], loader: LoaderFacts, notes: list[str]) -> "list[Action]":
@@ -229,4 +234,4 @@ def _plan_musl(folders: tuple[str, ...], loader: LoaderFacts, notes: list[str]) 
         return []
     text = loader.musl_text if loader.musl_text.endswith("\n") or not loader.musl_text else loader.musl_text + "\n"
     content = text + "".join(f"{line}\n" for line in lines)
-    return [TextFile(loader.musl_file, 0o644, content, "musl's loader finds the libraries")]
+    return [_text(loader.musl_file, content, "musl's loader finds the libraries")]

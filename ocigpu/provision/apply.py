@@ -293,7 +293,7 @@ def _enter(
     own_proc_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     host_mnt_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     make_nodes = in_initial_user_namespace() and not container.other_user_namespace
-    host_devices = read_host_devices()
+    host_devices = read_host_devices(container.rootfs)
     with step("enter", container.rootfs, why):
         _stop_imports()
         join(container)

@@ -31,7 +31,8 @@ class LiveContainer(NamedTuple):
     ``init_root_fd``: what its process has as ``/``, O_PATH.  ``uid``/``gid``: our ids of the container's root user.
     ``other_user_namespace``: its user namespace is not ours.  ``join_user``: we have rights over it only inside it.
     ``pivoted``: ``init_root_fd`` is the container's root already.  ``host_root``: (device, inode) of our ``/``.
-    ``here``: its namespaces are our own; nothing is joined.
+    ``here``: its namespaces are our own; nothing is joined.  ``rootfs_id``: (device, inode) of its root directory as
+    the runtime sees it, () where that is not known.
     """
 
     pid: int
@@ -47,6 +48,7 @@ class LiveContainer(NamedTuple):
     pivoted: bool
     host_root: tuple[int, int]
     here: bool = False
+    rootfs_id: tuple[int, ...] = ()
 
     def close(self) -> None:
         for fd in (self.proc_fd, self.mnt_fd, self.user_fd, self.init_root_fd):
@@ -129,7 +131,16 @@ def _open_process(place: _Opened, pid: int, rootfs: str, hook_pid: int) -> LiveC
     return LiveContainer(
         pid, rootfs, proc_fd, mnt_fd, user_fd, init_root_fd, uid, gid, other_user,
         join_user=not privileged, pivoted=pivoted, host_root=(host.st_dev, host.st_ino),
+        rootfs_id=() if pivoted else _identity(rootfs),
     )  # fmt: skip
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:  # said when it is opened
+        return ()
+    return status.st_dev, status.st_ino
 
 
 def open_here(rootfs: str) -> LiveContainer:
@@ -232,7 +243,8 @@ def join_users(container: LiveContainer) -> None:
 def open_root(container: LiveContainer) -> int:
     """Return an O_PATH descriptor of the container's root directory; after :func:`join`.
 
-    Raises ApplyError OCIGPU-NS-2 when it cannot be opened, OCIGPU-NS-1 when it is the host's own root.
+    Raises ApplyError OCIGPU-NS-2 when it cannot be opened, OCIGPU-NS-1 when it is the host's own root, or when a volume
+    has been mounted over it: a link of an image can lead the runtime to do that, and what is there is not the image's.
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     try:
@@ -251,6 +263,9 @@ def open_root(container: LiveContainer) -> int:
     if (status.st_dev, status.st_ino) == container.host_root:
         os.close(fd)
         raise ApplyError("OCIGPU-NS-1", f"container root {container.rootfs}: it is the host's own root directory")
+    if container.rootfs_id not in ((), (status.st_dev, status.st_ino)):
+        os.close(fd)
+        raise ApplyError("OCIGPU-NS-1", f"container root {container.rootfs}: something else is mounted over it")
     return fd
 
 

@@ -3,7 +3,8 @@
 ldconfig reads what the image holds (its libraries, /etc/ld.so.conf) and writes /etc/ld.so.cache, so everything it could
 do with the rights of the host is taken from it first: it sees the container's root only, as the container's root user
 without any capability, in mount, pid, network, ipc and uts namespaces of its own, behind a list of system calls and
-limits of time, memory and file size.  Nothing of the image is executed: the copy is the host's and links to nothing.
+limits of time, memory and file size.  The root mount alone can be written to: volumes cannot.  Nothing of the image is
+executed: the copy is the host's and links to nothing.
 """
 
 import errno
@@ -19,10 +20,12 @@ from ocigpu.provision import fence
 from ocigpu.provision.mounts import kept_flags
 from ocigpu.system import libc, signals
 from ocigpu.system.paths import named
+from ocigpu.system.proc import parse_mounts, read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.core.settings import Settings
+    from ocigpu.system.proc import Mount
 
 CANDIDATES = ("/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig.real", "/usr/sbin/ldconfig", "/bin/ldconfig")
 """Debian derivatives that divert ldconfig leave a script under its name and the program under ``.real``."""
@@ -38,6 +41,12 @@ of ldconfig, which would be read as trusted."""
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE (linux/fcntl.h)
 _MFD_EXEC = 0x10  # since Linux 6.3; needed where vm.memfd_noexec is 1
 _PT_INTERP = 3
+_PROC_SUPER_MAGIC = 0x9FA0  # linux/magic.h
+_KEPT = {
+    "ro": libc.MS_RDONLY, "nosuid": libc.MS_NOSUID, "nodev": libc.MS_NODEV, "noexec": libc.MS_NOEXEC,
+    "noatime": 1 << 10, "nodiratime": 1 << 11, "relatime": 1 << 21,
+}  # fmt: skip
+"""Flags MS_* of a mount that a remount has to repeat, by mountinfo's words (linux/mount.h, proc_pid_mountinfo(5))."""
 _OPTIONAL_NAMESPACES = (libc.CLONE_NEWNET, libc.CLONE_NEWIPC, libc.CLONE_NEWUTS)
 
 
@@ -236,7 +245,7 @@ class _Sandbox:
     def __init__(self, fd: int, root_fd: int, arguments: list[str], uid: int, gid: int, code: bytes) -> None:
         self.fd, self.root_fd, self.arguments = fd, root_fd, arguments
         self.uid, self.gid, self.code = uid, gid, code
-        self.go_fd = self.status_fd = self.output_fd = self.tree_fd = -1
+        self.go_fd = self.status_fd = self.output_fd = self.tree_fd = self.proc_fd = -1
         self.step = "start"
 
     def guard(self, go_fd: int, status_fd: int, output_fd: int) -> None:
@@ -313,8 +322,8 @@ class _Sandbox:
             libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
             self.step = "change root"
             self._change_root()
-            self.step = "deny devices"
-            self._deny_devices()
+            self.step = "close mounts"
+            self._close_mounts()
             for path in MASKED:
                 self.step = f"cover {path}"
                 if os.path.isdir(path):
@@ -333,13 +342,18 @@ class _Sandbox:
 
     def _set_streams(self) -> None:
         """Give ldconfig its program as standard input, one pipe for the others, and no other descriptor."""
-        sources = (self.fd, self.output_fd, self.output_fd, self.fd, self.status_fd, self.root_fd, self.go_fd)
+        # what the caller has as working directory is its own part of procfs: an image's /proc can be anything
+        proc = ".." if libc.read_file_system_type(os.open(".", os.O_PATH)) == _PROC_SUPER_MAGIC else "/proc"
+        self.proc_fd = os.open(proc, os.O_RDONLY | os.O_DIRECTORY)
+        sources = (
+            self.fd, self.output_fd, self.output_fd, self.fd, self.status_fd, self.root_fd, self.go_fd, self.proc_fd
+        )  # fmt: skip
         # First out of the way, so that no source is overwritten before its turn.
         high = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, 100) for source in sources]
         for target, source in enumerate(high):
             os.dup2(source, target, inheritable=target <= 2)
-        self.fd, self.status_fd, self.root_fd, self.go_fd = 3, 4, 5, 6
-        os.closerange(7, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
+        self.fd, self.status_fd, self.root_fd, self.go_fd, self.proc_fd = 3, 4, 5, 6, 7
+        os.closerange(8, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
 
     def _change_root(self) -> None:
         """Make the container's root ours and drop everything else from sight."""
@@ -361,19 +375,54 @@ class _Sandbox:
         # The copied mounts may be of a group whose other members the container sees.
         libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
 
-    def _deny_devices(self) -> None:
-        """Let no device node be opened: an image can have some, and no device cgroup of the container holds here."""
+    def _close_mounts(self) -> None:
+        """Let no mount but the root be written to, and no device node be opened.
+
+        Links of the image lead into volumes.  Nodes: an image can have some, and no device cgroup of the container
+        holds here.
+        """
         top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            libc.mount_setattr(top, libc.MOUNT_ATTR_NODEV, flags=libc.AT_RECURSIVE, shown="/")
+            flags = kept_flags(top)
+            attributes = libc.MOUNT_ATTR_NODEV | libc.MOUNT_ATTR_RDONLY
+            libc.mount_setattr(top, attributes, flags=libc.AT_RECURSIVE, shown="/")
+            if not flags & libc.MS_RDONLY:
+                libc.mount_setattr(top, 0, shown="/", clear=libc.MOUNT_ATTR_RDONLY)
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
-            # Before Linux 5.12, or behind a filter: of the image itself; what is mounted there is not of its making.
-            flags = libc.MS_REMOUNT | libc.MS_BIND | libc.MS_NODEV | kept_flags(top)
-            libc.mount(None, "/", None, flags)
+            self._close_mounts_by_name(flags)
         finally:
             os.close(top)
+
+    def _close_mounts_by_name(self, root_flags: int) -> None:
+        """Do the same before Linux 5.12, or behind a filter: one mount after the other, then look that all are closed.
+
+        A name may lead elsewhere by now, or be covered by another mount: then it is not closed, and nothing is run.
+        """
+        change = libc.MS_REMOUNT | libc.MS_BIND | libc.MS_NODEV
+        table = self._read_table()
+        for mount in table.values():
+            flags = sum(flag for option, flag in _KEPT.items() if option in mount.options)
+            try:
+                libc.mount(None, mount.point, None, change | libc.MS_RDONLY | flags)
+            except OSError:  # found below
+                continue
+        libc.mount(None, "/", None, change | root_flags)
+        table = self._read_table()
+        covered = {
+            mount.parent
+            for mount in table.values()
+            if (under := table.get(mount.parent)) and under.point == mount.point
+        }
+        for number, mount in table.items():
+            wanted = {"nodev"} if mount.point == "/" else {"nodev", "ro"}
+            if number not in covered and not wanted.issubset(mount.options):
+                raise OSError(errno.EBUSY, "it could not be closed", f"mount {mount.point}")
+
+    def _read_table(self) -> "dict[int, Mount]":
+        """Return the mounts in sight, from a procfs that was opened before the image's files were."""
+        return parse_mounts(read_proc("self/mountinfo", self.proc_fd))
 
     def _tell(self, text: str) -> None:
         os.write(self.status_fd, text.encode("utf-8", "backslashreplace") + b"\n")

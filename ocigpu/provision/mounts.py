@@ -13,7 +13,7 @@ from ocigpu.core.errors import ApplyError
 from ocigpu.core.record import NamedTuple
 from ocigpu.system import libc
 from ocigpu.system.paths import At, named, opened
-from ocigpu.system.proc import read_mounts, read_proc
+from ocigpu.system.proc import parse_mounts, read_mnt_id_of, read_mounts, read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ _KINDS = {
     "node": (stat.S_IFCHR,),
 }
 _MAX_DEPTH = 4096
-HOST_PLACES = ("/dev", "/dev/shm", "/run", "/tmp")
-"""Where hosts have a tmpfs (or devtmpfs) that they may lend to a container as a whole."""
 _PRIVATE_TMPFS = ("nosuid", "nodev", "noexec")
 
 
@@ -83,15 +81,7 @@ def read_mnt_id(fd: int, own_proc: str = ".") -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise
-    return _fdinfo_mnt_id(fd, own_proc)
-
-
-def _fdinfo_mnt_id(fd: int, own_proc: str = ".") -> int:
-    for line in read_proc(f"{own_proc}/fdinfo/{fd}").splitlines():
-        key, _, value = line.partition(":")
-        if key == "mnt_id":
-            return int(value)
-    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), f"fdinfo/{fd}")
+    return read_mnt_id_of(fd, own_proc)
 
 
 def take_source(
@@ -168,28 +158,29 @@ def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> 
         return False
 
 
-def is_own(fd: int, root_fd: int, host_devices: "AbstractSet[int]") -> bool:
+def is_own(fd: int, root_fd: int, host_devices: "AbstractSet[str]") -> bool:
     """Tell whether a descriptor is on a mount that nobody else has: a tmpfs of the container's, such as its /dev.
 
-    Another container may have the same root directory, and a volume is the host's.  ``host_devices``: st_dev of what
-    the host has in :data:`HOST_PLACES`, which may be a tmpfs too.  Raises OSError.
+    Another container may have the same root directory, and a volume is the host's.  ``host_devices``: of
+    :func:`read_host_devices`.  Raises OSError.
     """
     mnt_id = read_mnt_id(fd)
-    if mnt_id == read_mnt_id(root_fd) or os.fstat(fd).st_dev in host_devices:
+    if mnt_id == read_mnt_id(root_fd):
         return False
     mount = read_mounts("mountinfo").get(mnt_id)
-    return mount is not None and (mount.root, mount.type) == ("/", "tmpfs")
+    return mount is not None and (mount.root, mount.type) == ("/", "tmpfs") and mount.device not in host_devices
 
 
-def read_host_devices() -> "AbstractSet[int]":
-    """Return st_dev of what the host has in :data:`HOST_PLACES`; before its mount namespace is left."""
-    devices = set()
-    for path in HOST_PLACES:
-        try:
-            devices.add(os.stat(path).st_dev)
-        except OSError:  # there is no such directory
-            continue
-    return devices
+def read_host_devices(rootfs: str) -> "AbstractSet[str]":
+    """Return the numbers of every tmpfs in sight but those that are mounted below a container's root directory only.
+
+    For the mount namespace that the runtime is in, before it is left: a volume is mounted from a path there, so the
+    number of its file system is among them, whatever it is mounted on in the container; that of a tmpfs which the
+    runtime has made for the container is not.  Raises OSError.
+    """
+    lines = [line for line in read_proc("/proc/self/mountinfo").split("\n") if " - tmpfs " in line]
+    below = f"{os.path.realpath(rootfs)}/"
+    return {mount.device for mount in parse_mounts("\n".join(lines)).values() if not mount.point.startswith(below)}
 
 
 def _is_mount(target: MountTarget) -> bool:

@@ -11,6 +11,10 @@ stays of a container that ran; what is this container's alone is undone, above a
 
 Names of an image may be anything: what is at one is looked at by descriptor, and a file or link that is written has a
 new name first and is then renamed over the old one, so a link at that place is replaced and never followed.
+
+Links of an image, and a volume's owner, decide where a path leads.  So whatever is made, replaced or changed is first
+found to be on the container's root mount or on a tmpfs of its own (:meth:`Transaction.require_own`), by the very
+descriptor that is then used.  What is mounted on something that is there already changes nothing where that lies.
 """
 
 import errno
@@ -53,8 +57,17 @@ LD_CACHE_DRAFT = "/etc/ld.so.cache~"
 _NODE_OPTIONS = ("ro", "nosuid", "noexec")
 """Flags of a bind-mounted node.  Reading and writing the device is not "ro"'s business; changing its mode is."""
 _COVER_OPTIONS = ("ro", "nosuid", "nodev")
+_NO_VOLUME = "Mount the volume somewhere else. If it is not mounted there, a link of the image leads into it."
 _SPARE_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """For profilers and for graphics: CUDA works without."""
+
+
+class VolumeError(Exception):
+    """The place of something that is to be made or changed is not the container's own; ``path`` of the container."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
 
 
 class Supplies(NamedTuple):
@@ -90,7 +103,7 @@ class Transaction:
         root_fd: int,
         journal: "Journal",
         supplies: Supplies,
-        host_devices: "AbstractSet[int]" = frozenset(),
+        host_devices: "AbstractSet[str]" = frozenset(),
         container: "LiveContainer | None" = None,
         own_proc_fd: int = -1,
         host_mnt_fd: int = -1,
@@ -98,6 +111,7 @@ class Transaction:
         stand_in: bool = False,
     ) -> None:
         self.root_fd, self.supplies, self.host_devices = root_fd, supplies, host_devices
+        self.root_id = read_mnt_id(root_fd)
         self.container, self._own_proc_fd, self._host_mnt_fd = container, own_proc_fd, host_mnt_fd
         self.make_nodes, self.stand_in = make_nodes, stand_in
         self.journal, self.note = journal, journal.record
@@ -114,12 +128,22 @@ class Transaction:
         """Carry out one action.  Raises ApplyError naming the action, the call that failed, and the cause."""
         operation = OPERATIONS[type(action)]
         assert operation.do is not None, "an action of a plan"
+        begun = len(self.journal.entries)
         with step(action):
             try:
                 operation.do(self, action)
-            except OSError as error:
-                message, number = f"{action.describe()}: {cause(error)}", error.errno or 0
-                raise ApplyError(operation.code, message, _hint(error, action), errno=number) from error
+            except (OSError, VolumeError, ApplyError) as error:
+                if getattr(action, "optional", False) and not self.undo(self.journal.entries[begun:]):
+                    read_only = getattr(error, "errno", 0) == errno.EROFS
+                    why = "the container's root is read-only" if read_only else _why(error)
+                    self.notes.append(f"{action.container_path} was left out: {why}")
+                    return
+                if isinstance(error, ApplyError):
+                    raise
+                message = f"{action.describe()}: {_why(error)}"
+                if isinstance(error, VolumeError):
+                    raise ApplyError("OCIGPU-MNT-4", message, _NO_VOLUME) from error
+                raise ApplyError(operation.code, message, _hint(error, action), errno=error.errno or 0) from error
 
     def undo(self, entries: "list[Entry]") -> list[str]:
         """Undo what was noted, last entry first; return a line about each that could not be undone."""
@@ -141,9 +165,41 @@ class Transaction:
     def _is_private(self, entry: "Entry") -> bool:
         """Tell whether an entry is about a directory that only this container has; raises OSError."""
         with open_parent(self.root_fd, entry["path"]) as at:
-            return self.is_own(at.fd)
+            return self._is_on_own_tmpfs(at.fd)
 
     def is_own(self, fd: int) -> bool:
+        """Tell whether a descriptor is on the container's root mount or on a tmpfs of its own; raises OSError.
+
+        The mount is compared, not the file system: a volume may be another directory of the same one.
+        """
+        return read_mnt_id(fd) == self.root_id or self._is_on_own_tmpfs(fd)
+
+    def require_own(self, at: At) -> None:
+        """Raise VolumeError unless a name may be made or replaced; raises OSError.
+
+        Not where its directory lies elsewhere, nor where something is mounted right on it.
+        """
+        if not self.is_own(at.fd):
+            raise VolumeError(at.path)
+        try:
+            with opened(at.open()) as fd:
+                if read_mnt_id(fd) != read_mnt_id(at.fd):
+                    raise VolumeError(at.path)
+        except FileNotFoundError:
+            return
+
+    def own_parent(self, path: str) -> At:
+        """Return a path as a name in its directory, to undo something there; FileNotFoundError if that is elsewhere.
+
+        Who may write to the directories on the way can have moved them since it was made.
+        """
+        at = open_parent(self.root_fd, path)
+        if not self.is_own(at.fd):
+            os.close(at.fd)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"undo {path}")
+        return at
+
+    def _is_on_own_tmpfs(self, fd: int) -> bool:
         """Tell what :func:`ocigpu.provision.mounts.is_own` does; raises OSError.
 
         A mount of the container's is looked up in its table once, and kept open: its id stays its own.
@@ -156,7 +212,10 @@ class Transaction:
         return True
 
     def at(self, path: str) -> At:
-        """Return a path of the container as a name in its directory, which is made if missing (never below /proc)."""
+        """Return a path of the container as a name in its directory, which is made if missing (never below /proc).
+
+        Raises VolumeError where a directory would be made elsewhere than in the container.
+        """
         if _is_in_proc(path):
             return open_parent(self.root_fd, path)
         *parents, name = split(path)
@@ -164,7 +223,11 @@ class Transaction:
         def on_create(made: str) -> None:
             self.note("mkdir", made)
 
-        return At(make_directories(self.root_fd, "/" + "/".join(parents), 0o755, on_create), name, path)
+        def check(fd: int, _: str) -> None:
+            if not self.is_own(fd):
+                raise VolumeError(path)
+
+        return At(make_directories(self.root_fd, "/" + "/".join(parents), 0o755, on_create, check=check), name, path)
 
     def clear(self, at: At) -> None:
         """Remove what starts that were killed have left in a directory; once."""
@@ -208,6 +271,14 @@ class Transaction:
                 os.close(tree_fd)
 
 
+def _why(error: "OSError | VolumeError | ApplyError") -> str:
+    if isinstance(error, VolumeError):
+        return f"{quoted(error.path)} is in a volume, or in another file system than the container's own"
+    if isinstance(error, ApplyError):
+        return error.message
+    return cause(error)
+
+
 def _hint(error: OSError, action: "Any") -> str | None:
     path = getattr(action, "container_path", "")
     if error.errno == errno.EROFS:
@@ -234,7 +305,7 @@ def make_node(transaction: Transaction, action: Node) -> None:
         if found is not None and (not stat.S_ISREG(found.st_mode) or found.st_size):
             raise files.unusable(action.describe(), node.container_path, found)
         if found is None:
-            if not transaction.is_own(at.fd) and read_mnt_id(at.fd) != read_mnt_id(transaction.root_fd):
+            if not transaction.is_own(at.fd):
                 _leave_to_host(transaction, action)
                 return
             if transaction.make_nodes and not os.fstatvfs(at.fd).f_flag & os.ST_NODEV:
@@ -291,7 +362,7 @@ def _leave_to_host(transaction: Transaction, action: Node) -> None:
 
 def remove_made(transaction: Transaction, entry: "Entry") -> None:
     """Remove a node, an empty file or directory, or a draft."""
-    with open_parent(transaction.root_fd, entry["path"]) as at:
+    with transaction.own_parent(entry["path"]) as at:
         status, do = at.stat(), entry["do"]
         if do == "mkdir" and stat.S_ISDIR(status.st_mode):
             at.rmdir()
@@ -307,7 +378,7 @@ def remove_made(transaction: Transaction, entry: "Entry") -> None:
 
 
 def bind(transaction: Transaction, action: Bind) -> None:
-    """Mount a file, directory or socket of the host; an optional one that has vanished is a note."""
+    """Mount a file, directory or socket of the host; an optional one that has vanished is a note of its own."""
     try:
         source = transaction.source(action.host_path, action.kind, action.options)
     except FileNotFoundError:
@@ -315,25 +386,22 @@ def bind(transaction: Transaction, action: Bind) -> None:
             raise
         transaction.notes.append(f"{action.host_path} has vanished from the host and was left out")
         return
-    try:
-        with transaction.at(action.container_path) as at:
-            _bind_at(transaction, action, source, at)
-    except OSError as error:
-        if error.errno != errno.EROFS or not action.optional:
-            raise
-        transaction.notes.append(f"{action.container_path} was left out: the container's root is read-only")
+    with transaction.at(action.container_path) as at:
+        _bind_at(transaction, action, source, at)
 
 
 def _bind_at(transaction: Transaction, action: Bind, source: Source, at: At) -> None:
     directory = action.kind == "directory"
     found = at.find()
     if found is not None and stat.S_ISLNK(found.st_mode):
+        transaction.require_own(at)
         transaction.note("unlink", at.path, old=files.read_old_link(at))
         at.unlink()
         found = None
     if found is None:
         if _is_in_proc(at.path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"stat {at.path}")
+        transaction.require_own(at)
         transaction.note("mkdir" if directory else "file", at.path)
         if directory:
             at.mkdir(0o755)
@@ -385,6 +453,7 @@ def cover_with_tmpfs(transaction: Transaction, action: Tmpfs) -> None:
         if found is None:
             if _is_in_proc(at.path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"stat {at.path}")
+            transaction.require_own(at)
             transaction.note("mkdir", at.path)
             at.mkdir(0o555)
         elif not stat.S_ISDIR(found.st_mode):
@@ -405,7 +474,7 @@ def unmount(transaction: Transaction, entry: "Entry") -> None:
 
 def restore_link(transaction: Transaction, entry: "Entry") -> None:
     """Put back a link of the image that was in the way of a mount."""
-    with open_parent(transaction.root_fd, entry["path"]) as at:
+    with transaction.own_parent(entry["path"]) as at:
         try:
             files.make_old_link(at, entry["old"])
         except FileExistsError:  # it was never taken away
@@ -425,10 +494,14 @@ def make_link(transaction: Transaction, action: Link) -> None:
                 return
             if not stat.S_ISLNK(found.st_mode):
                 raise files.unusable(action.describe(), at.path, found, "OCIGPU-MNT-3")
-            transaction.clear(at)
             old = files.read_old_link(at)
             if old[0] == action.target:
+                if transaction.is_own(at.fd):
+                    transaction.clear(at)
                 return
+        transaction.require_own(at)
+        if old is not None:
+            transaction.clear(at)
         draft = at.beside(draft_name())
         transaction.note("draft", f"{at.path.rpartition('/')[0]}/{draft.name}")
         draft.symlink(action.target)
@@ -461,7 +534,7 @@ def remove_link(transaction: Transaction, entry: "Entry") -> None:
 
     "temp" is the name ours had before it was moved into place, "ino" its number: another start may have made it anew.
     """
-    with open_parent(transaction.root_fd, entry["path"]) as at:
+    with transaction.own_parent(entry["path"]) as at:
         draft = at.beside(entry["temp"])
         if files.read_link(draft) == entry["target"]:
             draft.unlink()
@@ -491,6 +564,7 @@ def write_text(transaction: Transaction, action: TextFile) -> None:
                 return
             if files.has_content(at, content):
                 return
+        transaction.require_own(at)
         kept = files.keep_file(at, transaction.supplies.backup_fd, MAX_TEXT)
         if kept is None:
             raise ApplyError(
@@ -516,7 +590,7 @@ def _leads_to_file(root_fd: int, path: str) -> bool:
 
 def restore_text(transaction: Transaction, entry: "Entry") -> None:
     """Take our file away, or put the image's back; "temp" is the name ours had before it was moved into place."""
-    with open_parent(transaction.root_fd, entry["path"]) as at:
+    with transaction.own_parent(entry["path"]) as at:
         files.remove_if_there(at.beside(entry["temp"]))
         if not files.has_content(at, entry["content"].encode()):
             return
@@ -527,7 +601,7 @@ def restore_text(transaction: Transaction, entry: "Entry") -> None:
 
 
 def set_mode(transaction: Transaction, action: Mode) -> None:
-    """Set permission bits, on the root file system and on /dev only: a volume, or a mounted file, is the host's.
+    """Set permission bits of what is the container's own: a volume, or a mounted file, is the host's.
 
     What may not be changed, or is no file or directory, is left with a note.
     """
@@ -543,7 +617,7 @@ def set_mode(transaction: Transaction, action: Mode) -> None:
             return
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
             reason = "it is no file or directory"
-        elif read_mnt_id(fd) not in _own_mounts(transaction.root_fd):
+        elif not transaction.is_own(fd):
             reason = "it is mounted from elsewhere"
         else:
             transaction.note("mode", path, old=old, mode=action.mode, ino=found.st_ino)
@@ -557,19 +631,12 @@ def set_mode(transaction: Transaction, action: Mode) -> None:
     transaction.notes.append(f"{path} keeps its mode {old:04o}: {reason}")
 
 
-def _own_mounts(root_fd: int) -> set[int]:
-    try:
-        with opened(open_in_root(root_fd, "/dev", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)) as fd:
-            return {read_mnt_id(root_fd), read_mnt_id(fd)}
-    except (FileNotFoundError, NotADirectoryError):
-        return {read_mnt_id(root_fd)}
-
-
 def restore_mode(transaction: Transaction, entry: "Entry") -> None:
     """Give a file that still has our mode its own again."""
     with opened(open_in_root(transaction.root_fd, entry["path"], os.O_PATH)) as fd:
         status = os.fstat(fd)
-        if status.st_ino == entry["ino"] and stat.S_IMODE(status.st_mode) == entry["mode"]:
+        unchanged = status.st_ino == entry["ino"] and stat.S_IMODE(status.st_mode) == entry["mode"]
+        if unchanged and transaction.is_own(fd):
             with named("chmod", entry["path"]):
                 os.chmod(f"fd/{fd}", entry["old"])
 
@@ -625,12 +692,22 @@ def lock_ldconfig(transaction: Transaction, kind: int = fcntl.LOCK_EX) -> int:
 def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
     """Let the host's ldconfig write the loader's cache, unless it can be merged where the plan says so.
 
-    It is not waited for: :func:`finish_ldconfig`.
+    It is not waited for: :func:`finish_ldconfig`.  A cache that would lie in a volume is a note.
     """
+    try:
+        _refresh_ld_cache(transaction, action)
+    except VolumeError as error:
+        stop_ldconfig(transaction)
+        text = f"the loader's cache was left out: {_why(error)}; libraries are found by their links alone"
+        transaction.notes.append(text)
+
+
+def _refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
     if transaction.supplies.ldconfig_fd < 0 and not action.entries:
         _note_no_ldconfig(transaction)
         return
     with transaction.at(LD_CACHE) as at:
+        transaction.require_own(at)
         kept = files.keep_file(at, transaction.supplies.backup_fd, MAX_LD_CACHE)
         if kept is None:
             size = f"{MAX_LD_CACHE >> 20} MiB"
@@ -642,6 +719,8 @@ def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
         remove_ldconfig_draft(at.fd)
         if action.entries and _merge_ld_cache(transaction, action, at, kept):
             return
+        if read_mnt_id(at.fd) != transaction.root_id:  # nothing else can be written to in its sandbox
+            raise VolumeError(at.path)
     if transaction.supplies.ldconfig_fd < 0:
         _note_no_ldconfig(transaction)
         return
@@ -701,7 +780,7 @@ def restore_ld_cache(transaction: Transaction, entry: "Entry") -> None:
     "ino" is the number of a file that was merged: another start may have made it anew.
     """
     backup_fd = transaction.supplies.backup_fd
-    with open_parent(transaction.root_fd, entry["path"]) as at:
+    with transaction.own_parent(entry["path"]) as at:
         if entry.get("ino") not in (None, at.stat().st_ino):
             return
         if entry["kind"] == "none":

@@ -242,12 +242,14 @@ def move_mount(from_fd: int, to_fd: int, shown: str = "") -> None:
     _checked(result, "move_mount", f"to {shown}" if shown else "")
 
 
-def mount_setattr(fd: int, attr_set: int, propagation: int = 0, flags: int = 0, shown: str = "") -> None:
+def mount_setattr(
+    fd: int, attr_set: int, propagation: int = 0, flags: int = 0, shown: str = "", clear: int = 0
+) -> None:
     """Set flags (MOUNT_ATTR_*) and propagation (MS_*) of the mount whose root is ``fd``, mount_setattr(2), Linux 5.12.
 
-    ``flags``: AT_RECURSIVE for the mounts below it too.
+    ``flags``: AT_RECURSIVE for the mounts below it too; ``clear``: MOUNT_ATTR_* to take away.
     """
-    attr = mount_attr(attr_set, 0, propagation, 0)
+    attr = mount_attr(attr_set, clear, propagation, 0)
     result = _mount_setattr(fd, b"", AT_EMPTY_PATH | flags, ctypes.byref(attr), ctypes.sizeof(attr))
     _checked(result, "mount_setattr", shown, ("MOUNT_ATTR_", attr_set), ("MS_", propagation))
 

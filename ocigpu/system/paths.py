@@ -298,10 +298,12 @@ def make_directories(
     mode: int,
     on_create: "Callable[[str], None]",
     force_fallback: bool = False,
+    check: "Callable[[int, str], None] | None" = None,
 ) -> int:
     """Return an O_PATH descriptor of the directory ``path``, making what is missing of it with ``mode``.
 
-    ``on_create`` is called with the path of each directory right before it is made.  Existing links in the path
+    ``on_create`` is called with the path of each directory right before it is made, ``check`` before that, with the
+    descriptor of the directory it is to be made in: it may refuse.  Existing links in the path
     (lib -> usr/lib, var/run -> /run) are followed inside the root; one that leads nowhere is an error (ENOENT), as is
     anything that is not a directory (ENOTDIR).
     """
@@ -318,7 +320,7 @@ def make_directories(
             below = open_in_root(root_fd, prefix, flags, force_fallback=force_fallback)
         except FileNotFoundError:
             try:
-                below = _make_directory(here, name, prefix, mode, on_create)
+                below = _make_directory(here, name, prefix, mode, on_create, check)
             finally:
                 os.close(here)
         except BaseException:
@@ -330,11 +332,20 @@ def make_directories(
     return here
 
 
-def _make_directory(dir_fd: int, name: str, path: str, mode: int, on_create: "Callable[[str], None]") -> int:
+def _make_directory(
+    dir_fd: int,
+    name: str,
+    path: str,
+    mode: int,
+    on_create: "Callable[[str], None]",
+    check: "Callable[[int, str], None] | None",
+) -> int:
     """Make the directory ``name``, which in-root resolution did not find: missing, or a link that leads nowhere."""
     at = At(dir_fd, name, path)
     if at.find() is not None:
         raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", f"openat {path}")
+    if check:
+        check(dir_fd, path)
     on_create(path)
     at.mkdir(mode)
     return at.open(os.O_PATH | os.O_DIRECTORY)

@@ -87,6 +87,18 @@ def _decode(field: str) -> str:
     return os.fsdecode(b"".join(out))
 
 
+def read_mnt_id_of(fd: int, own_proc: str = "/proc/self") -> int:
+    """Return the id of the mount a descriptor is on, as in mountinfo, without a system call of its own (proc(5)).
+
+    ``own_proc``: path of our own directory of procfs.  Raises OSError.
+    """
+    for line in read_proc(f"{own_proc}/fdinfo/{fd}").splitlines():
+        key, _, value = line.partition(":")
+        if key == "mnt_id":
+            return int(value)
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), f"fdinfo/{fd}")
+
+
 class ProcessStat(NamedTuple):
     """Of proc_pid_stat(5): the state's letter, the parent's id, the start in clock ticks since boot."""
 

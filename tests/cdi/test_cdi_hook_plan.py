@@ -156,7 +156,7 @@ def test_links_are_made_as_they_are_written_and_links_to_devices_where_there_is_
     plan = plan_hooks(commands, HookFacts(device_targets=("/dev/dri/card1",)), SETTINGS)
     assert without_reasons(plan.actions) == [
         Link("/lib/libcuda.so", "libcuda.so.1", ""),
-        Link("/dev/dri/by-path/b-card", "../card1", ""),
+        Link("/dev/dri/by-path/b-card", "../card1", "", optional=True),
         Mode("/dev/dri", 0o755, ""),
     ]
 
@@ -196,9 +196,9 @@ LIBRARY = CompatLibrary(COMPAT, (575, 57, 8), CompatNote((12, 9), (535, 550, 570
 SUITS, DOES_NOT = EnableCudaCompat("550.163.01"), EnableCudaCompat("580.1")
 FOLDERS = UpdateLdCache(("/usr/lib64", "/opt/nvidia"))
 SEARCHED = ("/lib", "/usr/lib", "/lib64", "/usr/lib64")
-OWN = TextFile(OWN_CONF, 0o644, "/opt/nvidia\n", "")
-USED = TextFile(COMPAT_CONF, 0o644, f"{COMPAT}\n", "")
-INCLUDE = TextFile(LD_SO_CONF, 0o644, "include /etc/ld.so.conf.d/*.conf\n", "", only_if_missing=True)
+OWN = TextFile(OWN_CONF, 0o644, "/opt/nvidia\n", "", optional=True)
+USED = TextFile(COMPAT_CONF, 0o644, f"{COMPAT}\n", "", optional=True)
+INCLUDE = TextFile(LD_SO_CONF, 0o644, "include /etc/ld.so.conf.d/*.conf\n", "", only_if_missing=True, optional=True)
 
 
 def cache(*directories: str, ldconfig: str = "") -> RefreshLdCache:
@@ -272,13 +272,13 @@ def cache(*directories: str, ldconfig: str = "") -> RefreshLdCache:
         pytest.param(
             [FOLDERS],
             LoaderFacts(libc="musl", musl_file="/etc/m", musl_text="/lib:/usr/lib64\n"),
-            [TextFile("/etc/m", 0o644, "/lib:/usr/lib64\n/opt/nvidia\n", "")],
+            [TextFile("/etc/m", 0o644, "/lib:/usr/lib64\n/opt/nvidia\n", "", optional=True)],
             id="musl with a path file",
         ),
         pytest.param(
             [FOLDERS],
             LoaderFacts(libc="musl", musl_file="/etc/m", musl_text="/lib"),
-            [TextFile("/etc/m", 0o644, "/lib\n/usr/lib64\n/opt/nvidia\n", "")],
+            [TextFile("/etc/m", 0o644, "/lib\n/usr/lib64\n/opt/nvidia\n", "", optional=True)],
             id="musl with an unfinished line",
         ),
         pytest.param(
@@ -291,7 +291,7 @@ def cache(*directories: str, ldconfig: str = "") -> RefreshLdCache:
             [FOLDERS],
             LoaderFacts(searched=SEARCHED, musl_file="/etc/m", musl_text="/lib\n"),
             [
-                TextFile("/etc/m", 0o644, "/lib\n/usr/lib64\n/opt/nvidia\n", ""),
+                TextFile("/etc/m", 0o644, "/lib\n/usr/lib64\n/opt/nvidia\n", "", optional=True),
                 OWN,
                 cache("/usr/lib64", "/opt/nvidia"),
             ],

@@ -62,6 +62,11 @@ int main(int argc, char **argv) {
 	said("read_marker", open(argv[6], O_RDONLY));
 	said("write_dev", open("/dev/x", O_WRONLY | O_CREAT, 0644));
 	said("write_foreign", open("/foreign", O_WRONLY | O_APPEND));
+	if (!access("/vol", F_OK)) {
+		said("write_volume", open("/vol/file", O_WRONLY | O_CREAT, 0666));
+		said("write_volume_below", open("/vol/below/file", O_WRONLY | O_CREAT, 0666));
+		said("write_root", open("/written", O_WRONLY | O_CREAT, 0666));
+	}
 	said("device", open("/null", O_RDONLY));
 	said("socket", socket(AF_INET, SOCK_STREAM, 0));
 	said("mount", mount("none", "/etc", "tmpfs", 0, NULL));

@@ -416,6 +416,71 @@ def test_a_device_node_of_the_image_is_not_opened_on_older_kernels_either(root, 
     assert "device=EACCES" in (root / "etc/ld.so.cache").read_text().splitlines()
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("where", ["created", "pivoted"])
+@pytest.mark.parametrize("kernel", ["mount_setattr", "mount(2)", "mount(2) only"])
+def test_no_volume_can_be_written_to(root, tmp_path, probe, kernel, where):
+    """Volumes that everybody may write to, one in the other, also where an image's /proc says that there are none."""
+    for path in (tmp_path / "volume/below", tmp_path / "other", root / "vol", root / "proc/self"):
+        path.mkdir(parents=True)
+    (root / "proc/self/mountinfo").write_text("")
+    for path in (tmp_path / "volume", tmp_path / "other"):
+        path.chmod(0o777)
+
+    def missing(*_, **__):
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    def body():
+        own_proc = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
+        libc.mount(str(root), str(root), None, libc.MS_BIND)
+        libc.mount(str(tmp_path / "volume"), str(root / "vol"), None, libc.MS_BIND)
+        libc.mount(str(tmp_path / "other"), str(root / "vol/below"), None, libc.MS_BIND)
+        fd, path = open_ldconfig(probe), str(root)
+        if where == "pivoted":
+            os.chdir(root)
+            libc.pivot_root(".", ".")
+            libc.umount2(".", libc.MNT_DETACH)
+            path = "/"
+        os.fchdir(own_proc)
+        if kernel != "mount_setattr":
+            libc.mount_setattr = missing
+        if kernel == "mount(2) only":
+            libc.open_tree = missing
+        return run_ldconfig(fd, os.open(path, os.O_PATH | os.O_DIRECTORY), ("/x",), 0, 0)
+
+    assert in_child(body) == ""
+    seen = dict(line.split("=", 1) for line in (root / "etc/ld.so.cache").read_text().splitlines())
+    assert (seen["write_volume"], seen["write_volume_below"], seen["write_root"]) == ("EROFS", "EROFS", "ok")
+    assert [*(tmp_path / "volume").iterdir(), *(tmp_path / "other").iterdir()] == [tmp_path / "volume/below"]
+
+
+@pytest.mark.root
+def test_a_mount_that_cannot_be_closed_lets_nothing_run(root, tmp_path, monkeypatch):
+    """Before Linux 5.12 mounts are closed by name; what stays open is found."""
+    (root / "vol").mkdir()
+
+    def missing(*_, **__):
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    real = libc.mount
+
+    def mount(source, target, fstype, flags, *rest, **more):
+        if target != "/vol" or not flags & libc.MS_REMOUNT:
+            real(source, target, fstype, flags, *rest, **more)
+
+    def body():
+        libc.mount(str(root), str(root), None, libc.MS_BIND)
+        libc.mount(str(tmp_path), str(root / "vol"), None, libc.MS_BIND)
+        libc.mount_setattr, libc.mount = missing, mount
+        fd = open_ldconfig(HOST_LDCONFIG)
+        with pytest.raises(ApplyError) as raised:
+            run_ldconfig(fd, os.open(root, os.O_PATH | os.O_DIRECTORY), (LIBDIR,), 0, 0)
+        return f"{raised.value.code}: {raised.value.message}"
+
+    assert in_child(body) == "OCIGPU-LD-1: ldconfig sandbox: close mounts: mount /vol: it could not be closed"
+    assert not (root / "etc/ld.so.cache").exists()
+
+
 def children(pid):
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):

@@ -284,6 +284,22 @@ BATTERY: dict[int, Row] = {
         here("environment", "test_the_runtime_inherits_no_descriptor_of_ours"),
         "the vulnerability was of runc's own descriptors; other ways are hooks, which start no runtime",
     ),
+    25: Row(
+        "have files made, replaced or changed in a volume, where links of the image lead or the driver's files go",
+        (),
+        (*GIVERS, MERGE, *ALL_HOOKS),
+        (
+            *here(
+                "volumes",
+                "test_nothing_is_made_in_a_volume",
+                "test_nothing_is_made_in_a_volume_by_crun",
+                "test_nothing_is_made_in_a_volume_of_a_container_with_a_user_namespace",
+                "test_what_is_no_volume_works",
+            ),
+            *IMAGES[1:],
+            ("engines/test_engines_volumes.py", "test_nothing_is_made_in_a_volume_of_podmans"),
+        ),
+    ),
 }
 
 

@@ -21,6 +21,7 @@ class Attack(NamedTuple):
     """``ways`` it is meant for; ``starts``: those of them whose container starts all the same (None: all).
 
     ``of_runtime``: links that the low-level runtime itself makes on the host, for a container without GPUs too.
+    ``volume``: where the container has the marker as a volume.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Attack(NamedTuple):
     starts: tuple[str, ...] | None = None
     edit: Edit = no_change
     of_runtime: tuple[str, ...] = ()
+    volume: str = ""
 
     def must_start(self, way: str) -> bool:
         return self.starts is None or way in self.starts
@@ -223,6 +225,68 @@ def nodes_are_links(rootfs: Path, marker: Marker) -> None:
 
 
 attack("the image's own /dev has links to the host", 4, nodes_are_links, starts=(), edit=without_dev)
+
+
+# 25: the same places are a volume, or links into one: what is made there would stay, for others to read
+
+VOLUME = "/vol"
+PLACES: dict[str, tuple[str, ...]] = {
+    **{name: hooks for name, hooks in DIRECTORIES.items() if name != "dev"},
+    "usr/lib/x86_64-linux-gnu/gbm": ("create-symlinks",),
+    "etc/nvidia/nvidia-application-profiles-rc.d": ("update-application-profile",),
+    "run/nvidia-persistenced": ("create-symlinks",),
+    "usr/lib/firmware/nvidia": (),
+}
+
+
+def place_volume(rootfs: Path, marker: Marker) -> None:
+    assert marker.is_volume
+
+
+def place_link_to_volume(path: str) -> Build:
+    def build(rootfs: Path, marker: Marker) -> None:
+        (rootfs / VOLUME[1:]).mkdir()
+        replace(rootfs / path, VOLUME)
+
+    return build
+
+
+for name, hooks in PLACES.items():
+    attack(f"/{name} is a volume", 25, place_volume, *GIVERS, MERGE, *hooks, starts=(), volume=f"/{name}")
+    case = f"/{name} is a link into a volume"
+    attack(case, 25, place_link_to_volume(name), *GIVERS, MERGE, *hooks, starts=(), volume=VOLUME)
+attack("/dev is a volume", 25, place_volume, starts=(), volume="/dev", edit=without_dev)
+for form, text in {"a file of": f"{VOLUME}/file", "nothing in": f"{VOLUME}/new"}.items():
+    attack(
+        f"every name of the driver is a link to {form} a volume",
+        25,
+        names_are_links(lambda _, name, text=text: text if text.endswith("file") else f"{text}-{name}"),
+        *ALL_BUT_CHMOD,
+        starts=(),
+        volume=VOLUME,
+    )
+for name in ("ld.so.cache", "ld.so.conf", "ld.so.cache~"):
+    attack(
+        f"/etc/{name} is a link to a file of a volume",
+        25,
+        place_link(f"etc/{name}", lambda _, name=name: f"{VOLUME}/{name}"),
+        *GIVERS,
+        MERGE,
+        "update-ldcache",
+        "enable-cuda-compat",
+        starts=(),
+        volume=VOLUME,
+    )
+attack(
+    "what a mode is set of is a link to a file of a volume",
+    25,
+    place_link(f"{LIBRARY_DIR[1:]}/libcuda.so.{VERSION}", lambda _: f"{VOLUME}/libcuda.so.1"),
+    "chmod",
+    volume=VOLUME,
+)
+attack(
+    "the volume is mounted on the root, by a link", 25, place_link(VOLUME[1:], lambda _: "/"), starts=(), volume=VOLUME
+)
 
 
 # 10: the loader's files lead elsewhere or are too much

@@ -85,8 +85,9 @@ class Marker:
     Its entries look as if they were read long ago; relatime would tell of any new reading.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, is_volume: bool = False) -> None:
+        """``is_volume``: the container has it as a volume, which is there to be read."""
+        self.path, self.is_volume = path, is_volume
         (path / "cuda/compat").mkdir(parents=True)
         for name in ("nvidia", "ld.so.conf.d", "gbm", "sub", "bin", "lib", "firmware"):
             (path / name).mkdir()
@@ -109,14 +110,14 @@ class Marker:
         self._entries = [self.path, *sorted(self.path.rglob("*"))]
         for entry in self._entries:
             os.utime(entry, ns=(0, entry.lstat().st_mtime_ns), follow_symlinks=False)
-        self._before = [_look(entry) for entry in self._entries]
+        self._before = [_look(entry, self.is_volume) for entry in self._entries]
 
     def check(self, empty_of_runtime: bool = False) -> None:
         """Assert that nothing has changed; ``empty_of_runtime``: new files and directories that are empty are not ours.
 
         runc before 1.1.14 can be made to leave such on the host where it makes places to mount on (CVE-2024-45310).
         """
-        after = [_look(entry) for entry in self._entries]
+        after = [_look(entry, self.is_volume) for entry in self._entries]
         new = {path for path in self.path.rglob("*") if path not in self._entries}
         if empty_of_runtime:
             assert [path for path in new if path.is_symlink() or (path.is_file() and path.stat().st_size)] == []
@@ -134,9 +135,9 @@ class Marker:
         self.settle(self._of_runtime)  # that was a reading of our own
 
 
-def _look(path: Path) -> tuple[int, ...]:
+def _look(path: Path, may_be_read: bool) -> tuple[int, ...]:
     found = path.lstat()
-    times = (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)
+    times = (0 if may_be_read else found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)
     return (found.st_ino, found.st_mode, found.st_uid, found.st_gid, found.st_nlink, found.st_size, *times)
 
 
@@ -193,9 +194,14 @@ class Attacks:
         edit: Edit = no_change,
         of_runtime: tuple[str, ...] = (),
         in_user_namespace: bool = False,
+        volume: str = "",
     ) -> tuple[Path, Marker]:
-        """Return a bundle of a hostile image for a way, and the marker that it aims at."""
+        """Return a bundle of a hostile image for a way, and the marker that it aims at.
+
+        ``volume``: where the container has the marker, for reading and writing.
+        """
         number = next(self._numbers)
+        marked = self.directory / f"host-marker{number}"
         config = base_config(arguments, {**EVERYTHING, **(variables or {})} if way in SHIM else variables)
         if way == "configure":
             self._add_configure(config, variables or {})
@@ -204,11 +210,19 @@ class Attacks:
         if in_user_namespace:
             del config["linux"]["resources"]
             config["linux"].pop("devices", None)
+        if volume:
+            entry = {
+                "destination": volume,
+                "type": "bind",
+                "source": str(marked),
+                "options": ["rbind", "rprivate", "rw"],
+            }
+            config["mounts"].append(entry)
         edit(config)
         bundle = write_bundle(self.directory / f"bundle{number}", config, self.image)
         if not in_user_namespace:
             set_cgroup(bundle, container_id())
-        marker = Marker(self.directory / f"host-marker{number}")
+        marker = Marker(marked, bool(volume))
         build(bundle / "rootfs", marker)
         marker.settle(of_runtime)
         return bundle, marker
@@ -295,7 +309,8 @@ class Attacks:
         for word in ("Traceback", "OCIGPU-INT-1", "HOST-SECRET"):
             assert word not in outcome.said
         if outcome.started:
-            assert self.foreign_mounts(outcome) == []
+            foreign = self.foreign_mounts(outcome)
+            assert [line for line in foreign if not marker.is_volume or str(marker.path) not in line] == []
         else:
             assert result.returncode != 0, outcome.said
         return outcome

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from security_lab import GIVERS, LIBRARY_DIR, VERSION, WAYS, Attacks
+from security_lab import GIVERS, LIBRARY_DIR, WAYS, Attacks
 from support import machine
 from support.process import explain
 from support.product import failed_with
@@ -66,15 +66,21 @@ def test_a_volume_that_is_shared_with_the_host_leaves_no_mount_there(
     inner = attacks.image / destination[1:]
     if inner.exists():
         shutil.copytree(inner, volume, symlinks=True, dirs_exist_ok=True)
-    for name in ("libcuda.so.1", "libcuda.so"):
+    libraries = attacks.host.directory / LIBRARY_DIR[1:]
+    names = [str(path.relative_to(libraries)) for path in libraries.rglob("*") if not path.is_dir()]
+    made = ["gbm/nvidia-drm_gbm.so", "libcuda.so", "libnvidia-opticalflow.so", "libGLX_indirect.so.0"]
+    flat = [name.rpartition("/")[2] for name in names]
+    for name in (*names, *flat, *made):  # nothing is made in a volume: all is there to be mounted on
+        (volume / name).parent.mkdir(parents=True, exist_ok=True)
         (volume / name).write_text("of the image")
-    (volume / f"libcuda.so.{VERSION}").write_text("of the image")
     bundle, marker = attacks.bundle(lambda *_: None, way, edit=edit)
     before = [line.split(" ", 2)[2] for line in machine.mounts_below(str(shared_place))]
     result = attacks.run_any(bundle, marker, way).result
     if way == "cdi":
         assert failed_with("OCIGPU-CDI-6", result), explain(result)
         assert "a volume that is shared with the host" in result.stderr
+    elif (way, destination) == ("create-symlinks", "/run"):
+        assert "OCIGPU-MNT-4" in result.stderr, explain(result)
     else:
         assert "started" in result.stdout, explain(result)
     assert [line.split(" ", 2)[2] for line in machine.mounts_below(str(shared_place))] == before

@@ -6,7 +6,7 @@ from ways_of_images import assert_nothing_gets_out, cases
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
-OLD, REFUSED = cases("before 5.2", 1, 2, 3, 4, 10, 11), cases("refused", 4, 10)
+OLD, REFUSED = cases("before 5.2", 1, 2, 3, 4, 10, 11, 25), cases("refused", 4, 10, 25)
 
 
 @pytest.mark.parametrize(("name", "way"), OLD)

@@ -6,7 +6,7 @@ from ways_of_images import assert_nothing_gets_out, cases
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
-CASES = cases("user namespace", 1, 2, 3, 4, 10, 11)
+CASES = cases("user namespace", 1, 2, 3, 4, 10, 11, 25)
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)

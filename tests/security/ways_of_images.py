@@ -30,8 +30,10 @@ def cases(surroundings: str, *numbers: int) -> list[Any]:
     return found
 
 
-def assert_nothing_gets_out(attacks: Attacks, name: str, way: str, surroundings: str) -> None:
+def assert_nothing_gets_out(attacks: Attacks, name: str, way: str, surroundings: str, low_level: str = "runc") -> None:
     """Start the container; what is looked at, :meth:`Attacks.run` says."""
     case = ATTACKS[name]
-    outcome = attacks.start(case.build, way, surroundings, edit=case.edit, of_runtime=case.of_runtime)
+    outcome = attacks.start(
+        case.build, way, surroundings, low_level, edit=case.edit, of_runtime=case.of_runtime, volume=case.volume
+    )
     assert outcome.started or not case.must_start(way), outcome.said

@@ -356,20 +356,20 @@ def _add_drm_links(plan: _Draft, request: Request, gpus: tuple[Gpu, ...]) -> Non
             name = node.container_path.rpartition("/")[2]
             kind = "card" if name.startswith("card") else "render"
             path = f"/dev/dri/by-path/pci-{sysfs_address(gpu.bus_id)}-{kind}"
-            plan.add([Link(path, f"../{name}", f"DRM node of GPU {gpu.index} by PCI address")], names)
+            plan.add([Link(path, f"../{name}", f"DRM node of GPU {gpu.index} by PCI address", optional=True)], names)
 
 
 # files
 
 
 def _add_files(plan: _Draft, facts: HostFacts, request: Request) -> None:
-    groups: tuple[tuple[str, tuple[HostFile, ...], tuple[str, ...]], ...] = (
-        ("driver program", facts.binaries, FILE_OPTIONS),
-        ("firmware", facts.firmware, FILE_OPTIONS),
-        ("driver configuration", facts.configs, FILE_OPTIONS),
-        ("socket of a driver daemon", facts.sockets, SOCKET_OPTIONS),
+    groups: tuple[tuple[str, tuple[HostFile, ...], tuple[str, ...], bool], ...] = (
+        ("driver program", facts.binaries, FILE_OPTIONS, False),
+        ("firmware", facts.firmware, FILE_OPTIONS, True),
+        ("driver configuration", facts.configs, FILE_OPTIONS, True),
+        ("socket of a driver daemon", facts.sockets, SOCKET_OPTIONS, True),
     )
-    for what, files, options in groups:
+    for what, files, options, optional in groups:
         plan.add(
             Bind(
                 item.host_path,
@@ -377,7 +377,7 @@ def _add_files(plan: _Draft, facts: HostFacts, request: Request) -> None:
                 options,
                 f"{what}, {_because(item.capabilities, request)}",
                 item.kind,
-                optional=options is SOCKET_OPTIONS,
+                optional,
             )
             for item in files
             if _wanted(item.capabilities, request)

@@ -96,4 +96,4 @@ def application_profile(minors: "Iterable[int]") -> Tmpfs:
         ' "rules": [{"pattern": [], "profile": "_container_"}]}\n'
     )
     reason = "EGL lists only the container's own GPUs"
-    return Tmpfs(PROFILE_DIRECTORY, 0o555, (("10-container.conf", 0o444, content),), (), reason)
+    return Tmpfs(PROFILE_DIRECTORY, 0o555, (("10-container.conf", 0o444, content),), (), reason, optional=True)
