@@ -1,19 +1,23 @@
 """Commands about containers that exist: ``ocigpu ps``, ``verify``, ``attach``, ``detach``, ``repair``, ``diff``."""
 
+import functools
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ocigpu.cli import show
 from ocigpu.cli.common import load_facts, load_settings
+from ocigpu.cli.of_users import ask_owners, print_of_user, refuse_rootless
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, to_data
-from ocigpu.core.settings import MODES
+from ocigpu.core.settings import MODES, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ocigpu.containers.attach import Changed
     from ocigpu.containers.believed import Container
     from ocigpu.containers.find import Places
@@ -155,15 +159,28 @@ def _rows(report: "Report") -> list[tuple[str, ...]]:
 @contextmanager
 def _open(what: str, container: str, state_dir: list[str] | None, config: str) -> "Iterator[tuple[Live, HostFacts]]":
     """Open a running container for a command that needs root."""
-    from ocigpu.containers.find import find_container
     from ocigpu.containers.live import open_live, require_root
 
+    if os.geteuid() and not state_dir:
+        refuse_rootless(what, container)
     require_root(what)
     settings = load_settings(config)
-    found = find_container(places_of(state_dir), container)
+    found = _find_of_root(what, container, state_dir)
     facts = load_facts(settings)
     with open_live(found, settings, facts) as live:
         yield live, facts
+
+
+def _find_of_root(what: str, container: str, state_dir: list[str] | None) -> "Container":
+    """Return a container of root; raises OcigpuError, in words for a rootless one."""
+    from ocigpu.containers.find import find_container
+
+    try:
+        return find_container(places_of(state_dir), container)
+    except OcigpuError as error:
+        if error.code == "OCIGPU-CTR-1" and not state_dir:
+            refuse_rootless(what, container, error)
+        raise
 
 
 def verify_command(container: str, state_dir: list[str] | None = None, config: str = "") -> "show.Answer":
@@ -262,16 +279,18 @@ def repair_command(
     state_dir: list[str] | None = None,
     config: str = "",
 ) -> "show.Answer":
-    from ocigpu.containers.find import find_container, find_containers
+    from ocigpu.containers.find import find_containers
     from ocigpu.containers.live import open_live, require_root
     from ocigpu.containers.repair import Repaired, repair
 
     if bool(container) == all_:
         raise UsageError("name one container, or give --all")
+    if container and os.geteuid() and not state_dir:
+        refuse_rootless("repair", container)
     require_root("repair")
     settings = load_settings(config)
     places = places_of(state_dir)
-    found, unread = ([find_container(places, container)], []) if container else find_containers(places)
+    found, unread = ([_find_of_root("repair", container, state_dir)], []) if container else find_containers(places)
     facts = load_facts(settings)
     rows: list[dict[str, Any]] = []
     failed = False
@@ -309,39 +328,62 @@ def diff_command(
     state_dir: list[str] | None = None,
     config: str = "",
 ) -> "show.Answer":
+    settings = load_settings(config)
+    if runtime_mode and runtime_mode not in MODES:
+        raise UsageError(f"--runtime-mode {quoted(runtime_mode)}: modes are {', '.join(sorted(set(MODES.values())))}")
+    settings = settings._replace(mode=runtime_mode) if runtime_mode else settings
+
+    read = functools.cache(lambda: load_facts(settings))
+
+    def look(places: "Places") -> "tuple[str, dict[str, Any]]":
+        return _compare(target, places, settings, bool(runtime_mode), read)
+
+    try:
+        text, data = look(places_of(state_dir))
+        user = ""
+    except OcigpuError as error:
+        if error.code != "OCIGPU-CTR-1" or os.geteuid() or state_dir:
+            raise
+        with suppress(OcigpuError):  # while it is root who reads them
+            read()
+        user, text, data = ask_owners(look, error)
+    yield lambda: data | ({"user": user} if user else {}), DIFFERENT if exit_code and data["changes"] else 0
+    if user:
+        print_of_user(user, text)
+    else:
+        show.diff(text.split("\n") if text else [])
+    for note in data["notes"]:
+        print(f"note: {printable(note)}", file=sys.stderr)
+
+
+def _compare(
+    target: str, places: "Places", settings: "Settings", has_mode: bool, read: "Callable[[], HostFacts]"
+) -> tuple[str, dict[str, Any]]:
+    """Return what the shim changed of a container's or bundle's config.json, or would, as a diff and as JSON data."""
     import difflib
 
     from ocigpu.containers.difference import find_original, list_changes
     from ocigpu.containers.find import find_target, open_root
     from ocigpu.containers.planned import edit_copy, plan_bundle
 
-    if runtime_mode and runtime_mode not in MODES:
-        raise UsageError(f"--runtime-mode {quoted(runtime_mode)}: modes are {', '.join(sorted(set(MODES.values())))}")
-    settings = load_settings(config)
-    settings = settings._replace(mode=runtime_mode) if runtime_mode else settings
-    bundle, document, container = find_target(target, places_of(state_dir))
+    bundle, document, container = find_target(target, places)
     original = find_original(document.config, settings, bundle)
     edited, how, notes = document.config, original.mode, list(original.notes)
-    would_be = bool(runtime_mode) or not original.mode
+    would_be = has_mode or not original.mode
     if would_be:
         with open_root(container) as place:
-            planned = plan_bundle(original.config, bundle, settings, lambda: load_facts(settings), place)
+            planned = plan_bundle(original.config, bundle, settings, read, place)
         edited, how = edit_copy(original.config, bundle, settings, planned), planned.mode
         notes += planned.request.notes
         notes += [f"mode hook, not spec: {planned.why_hook}"] if planned.why_hook else []
         notes += [] if planned.mode else ["the container asks for nothing: its config.json stays as it is"]
     unused = {"add": "old", "remove": "new", "replace": ""}
-
-    def data() -> dict[str, Any]:
-        changes = [
-            {name: value for name, value in change._asdict().items() if name != unused[change.op]}
-            for change in list_changes(original.config, edited)
-        ]
-        return {"file": document.path, "mode": how, "edited": not would_be, "changes": changes, "notes": notes}
-
-    yield data, DIFFERENT if exit_code and original.config != edited else 0
+    changes = [
+        {name: value for name, value in change._asdict().items() if name != unused[change.op]}
+        for change in list_changes(original.config, edited)
+    ]
     name = f"{document.path} ({'would be ' if would_be else ''}edited, mode {how})"
     before, after = (json.dumps(config, indent=2).splitlines() for config in (original.config, edited))
-    show.diff(difflib.unified_diff(before, after, f"{document.path} (original)", name, lineterm=""))
-    for note in notes:
-        print(f"note: {printable(note)}", file=sys.stderr)
+    lines = difflib.unified_diff(before, after, f"{document.path} (original)", name, lineterm="")
+    data = {"file": document.path, "mode": how, "edited": not would_be, "changes": changes, "notes": notes}
+    return "\n".join(lines), data

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ocigpu.cli import show
 from ocigpu.cli.common import load_settings, settings_path
 from ocigpu.cli.containers import facts_or_note, places_of, report_to_json, shown_name
+from ocigpu.cli.of_users import ask_owners, print_of_user
 from ocigpu.cli.optional import needing
 from ocigpu.cli.plan import granted_fields, image_line, print_steps, request_fields
 from ocigpu.core.actions import Plan
@@ -19,8 +20,6 @@ from ocigpu.core.errors import OcigpuError, UsageError, printable, quoted
 from ocigpu.core.facts import HostFacts, to_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ocigpu.containers.explain import Explanation
     from ocigpu.containers.find import Places
     from ocigpu.doctor.findings import Finding
@@ -287,10 +286,16 @@ def _explain_container(text: str, state_dir: list[str] | None, config: str, each
     except OcigpuError as error:
         if error.code != "OCIGPU-CTR-1" or os.geteuid() or state_dir:
             raise
-        user, found = _explain_of_users(explain, facts, each, error)
-        yield _data(found["data"], user=user)
-        print(f"of user {printable(user)}, by their own files")
-        print("\n".join(map(printable, found["text"].splitlines())))
+
+        def look(places: "Places") -> "tuple[str, dict[str, Any]]":
+            found = explain(places)
+            with redirect_stdout(io.StringIO()) as output:
+                _print_explained(found, facts, each)
+            return output.getvalue(), _to_json(found, facts)
+
+        user, shown, data = ask_owners(look, error)
+        yield _data(data, user=user)
+        print_of_user(user, shown)
         return
     yield _data(_to_json(explained, facts))
     _print_explained(explained, facts, each)
@@ -305,37 +310,6 @@ def _print_explained(explained: "Explanation", facts: HostFacts, each: bool) -> 
         show.table(("capability", "asked for", "libraries", "not on this host"), _capability_rows(explained))
     _print_missing(explained)
     show.notes(explained.notes, apart=True)
-
-
-def _explain_of_users(
-    explain: "Callable[[Places], Explanation]", facts: HostFacts, each: bool, missing: OcigpuError
-) -> tuple[str, dict[str, Any]]:
-    """Return the user whose container it is, with the text and the data that are told of it; raises OcigpuError."""
-    from ocigpu.containers.users import ask_users
-
-    def look(places: "Places") -> dict[str, Any] | None:
-        try:
-            explained = explain(places)
-        except OcigpuError as error:
-            return None if error.code == missing.code else {"error": [error.code, error.message, error.hint]}
-        with redirect_stdout(io.StringIO()) as text:
-            _print_explained(explained, facts, each)
-        return {"text": text.getvalue(), "data": _to_json(explained, facts)}
-
-    answers, notes = ask_users(look, SECONDS_OF_USER)
-    if not answers:
-        more = f"; {notes[0]}" if notes else ""
-        raise OcigpuError(missing.code, f"{missing.message}{more}", missing.hint)
-    if len(answers) > 1:
-        raise OcigpuError("OCIGPU-CTR-2", f"it may be of user {' or '.join(sorted(answers))}: look as one of them")
-    ((user, found),) = answers.items()
-    if "error" in found:
-        code, message, hint = found["error"]
-        raise OcigpuError(code, f"user {user}: {message}", hint)
-    return user, found
-
-
-SECONDS_OF_USER = 15.0
 
 
 def _to_json(explained: "Explanation", facts: HostFacts) -> dict[str, Any]:

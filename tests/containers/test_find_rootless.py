@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.product import PublicCopy, SimulatedHost
 from support.runtimes import container_id, start_in_background
 
 from ocigpu.cli.main import main
-from ocigpu.containers import users
+from ocigpu.containers import find, users
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.report import make_reports
 from ocigpu.core.facts import HostFacts
@@ -120,8 +121,51 @@ def test_a_rootless_container_is_its_users(
         assert main(["explain", name, "--config", str(simulated_host.settings), "--json"]) == 0
         data = json.loads(capsys.readouterr().out)
         assert (data["user"], data["explanation"]["container"]["name"]) == (str(USER), name)
+        assert main(["diff", name, "--config", str(simulated_host.settings)]) == 0
+        first, *text = capsys.readouterr().out.splitlines()
+        assert first == f"of user {USER}, by their own files"
+        assert any(line.startswith("+") and "ocigpu-hook" in line for line in text)
+        assert main(["diff", name, "--config", str(simulated_host.settings), "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert (data["user"], data["mode"], bool(data["changes"])) == (str(USER), "hook", True)
+        for words in (
+            ["verify", name],
+            ["attach", name, "--gpu", "1"],
+            ["detach", name, "--gpu", "0"],
+            ["repair", name],
+        ):
+            assert main([*words, "--config", str(simulated_host.settings)]) == 1
+            said = capsys.readouterr().err
+            assert f'container "{name}" is rootless, of user {USER}' in said
+            assert "hint: Rootless containers: ocigpu ps, explain and diff work" in said
+        assert main(["verify", "no-such-one", "--config", str(simulated_host.settings)]) == 1
+        assert "OCIGPU-CTR-1" in capsys.readouterr().err
+        assert "OCIGPU-CTR-6" in said_by_user(name, bundle.parent, simulated_host)
     finally:
         run([*command, "delete", "--force", name], env=environment, check=False)
+
+
+def said_by_user(name: str, directory: Path, host: SimulatedHost) -> str:
+    """Return what verify says to the user, whose containers are where XDG and /run/user would have them."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            find.USER_DIRECTORIES = str(directory)
+            os.setresgid(USER, USER, USER)
+            os.setresuid(USER, USER, USER)
+            os.dup2(writer, 2)
+            sys.stderr = os.fdopen(2, "w", closefd=False)
+            main(["verify", name, "--config", str(host.settings)])
+            sys.stderr.flush()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    with open(reader) as file:
+        text = file.read()
+    assert f'container "{name}" is rootless' in text, text
+    return text
 
 
 def user_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
