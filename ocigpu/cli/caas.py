@@ -130,7 +130,7 @@ def run_command(
     headers = {"Idempotency-Key": f'"{idempotency_key or uuid.uuid4()}"'}
     made = _twice(client, body, headers)
     if not follow:
-        show.data(made) if json else print(made["id"])
+        show.data(made) if json else show.foreign(str(made["id"]))
         return 0
     if json:
         raise UsageError("--follow and --json contradict each other", "follow by hand: ocigpu caas logs --follow")
@@ -157,11 +157,11 @@ def _follow(client: CaasClient, container: str) -> int:
         for line in client.follow(path_of(container, "/logs", follow=True)):
             if line.kind == "end":
                 break
-            print(line.data, flush=True)
+            show.foreign(line.data, flush=True)
     if state == "running" and any(found["kind"] == "deleted" for _, found in _say_events(client, container, last)):
         return 1
     ended = client.ask("GET", path_of(container))
-    print(f"{container}: {_phases(ended)}", file=sys.stderr)
+    print(printable(f"{container}: {_phases(ended)}"), file=sys.stderr)
     code = ended["exit_code"]
     return int(ended["lifecycle"] != "finished") if code is None else min(max(int(code), 0), 255)
 
@@ -173,7 +173,7 @@ def _say_events(client: CaasClient, container: str, last: str = "") -> Iterator[
     for event in client.follow(path_of(container, "/events"), last):
         found = json.loads(event.data)
         text = ": ".join(filter(None, (found["lifecycle"], found["reason"], found["detail"])))
-        print(f"{container}: {printable(text)}", file=sys.stderr)
+        print(printable(f"{container}: {text}"), file=sys.stderr)
         yield event.id, found
 
 
@@ -267,7 +267,7 @@ def logs_command(
         if json:
             lines.append({"time": line.id.rpartition("/")[0], "text": line.data})
         else:
-            print(line.data, flush=follow)
+            show.foreign(line.data, flush=follow)
     if json:
         show.data({"container": container, "lines": lines})
 
@@ -288,7 +288,7 @@ def keys_create_command(
     wanted = {"tenancy": tenancy, "scopes": scope, "expires_seconds": expires, "label": label}
     made = client.ask("POST", "/v1/keys", {name: value for name, value in wanted.items() if value})
     yield made
-    print(made["key"])
+    show.foreign(str(made["key"]))
 
 
 @takes(connect)

@@ -1,6 +1,7 @@
 """Containers as a service, from the tenant's side: what needs nothing but an address and a key."""
 
 import http.client
+import ipaddress
 import json
 import os
 import ssl
@@ -56,6 +57,17 @@ class CaasClient:
         if not key.isascii() or not key.isprintable():
             raise UsageError("the key has characters that no key has")
         self.url, self._parts, self._key, self._authority = url.rstrip("/"), parts, key, authority
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether what is sent can be read on the way: it leaves this machine without TLS."""
+        host = str(self._parts.hostname)
+        if self._parts.scheme == "https" or host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return True
 
     def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
         """Send a request and return what the JSON of its answer says, None for none."""
@@ -165,8 +177,11 @@ def refusal(body: Any, status: int) -> RequestError:
     return RequestError("OCIGPU-CAAS-2", printable(f"{code}: {detail}{which}", 500), hint)
 
 
-def connect(url: str = "", key_file: str = "", ca: str = "") -> CaasClient:
-    """Return the service that the options or the environment name; raises UsageError, HostError."""
+def connect(url: str = "", key_file: str = "", ca: str = "", allow_http: bool = False) -> CaasClient:
+    """Return the service that the options or the environment name; raises UsageError, HostError.
+
+    ``allow_http``: the key may go over a network in clear.
+    """
     key = os.environ.get(KEY, "")
     if key_file:
         try:
@@ -175,7 +190,11 @@ def connect(url: str = "", key_file: str = "", ca: str = "") -> CaasClient:
         except (OSError, UnicodeDecodeError) as error:
             cause = error.strerror if isinstance(error, OSError) else "not a key"
             raise HostError("OCIGPU-CAAS-3", f"key {key_file}: {cause}", "") from error
-    return CaasClient(url or os.environ.get(URL, "http://127.0.0.1:8443"), key.strip(), ca)
+    client = CaasClient(url or os.environ.get(URL, "http://127.0.0.1:8443"), key.strip(), ca)
+    if client.is_readable and not allow_http:
+        text = f"--url {printable(client.url, 100)}: the key would be sent unencrypted"
+        raise UsageError(text, "use https; or --allow-http, where nobody else is on the way")
+    return client
 
 
 def path_of(container: str, rest: str = "", **query: Any) -> str:

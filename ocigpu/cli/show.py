@@ -164,6 +164,13 @@ def diff(lines: "Iterable[str]") -> None:
         print(styled(clean, None if line.startswith(("+++", "---")) else colours.get(line[:1])))
 
 
+def foreign(text: str, flush: bool = False) -> None:
+    """Print a line of a container, pod or node: as it is, but on a terminal, which it must not steer."""
+    if sys.stdout.isatty():
+        text = "\t".join(printable(part, len(part)) for part in text.split("\t"))
+    print(text, flush=flush)
+
+
 def confirm(question: str, piped: bool = False) -> bool:
     """Ask on the terminal; False for anything but yes, and where nobody can answer.
 

@@ -61,15 +61,14 @@ def verify_measurements(data: bytes, chain: str) -> tuple[str, str]:
     ImportError without the module cryptography.
     """
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
     try:
+        if chain.count("-----BEGIN") > MAX_CHAIN:
+            raise ValueError(f"more than {MAX_CHAIN}")  # before any of them is read
         found = x509.load_pem_x509_certificates(chain.encode())
-        if len(found) > MAX_CHAIN:
-            raise ValueError(f"more than {MAX_CHAIN}")
         if len(found) > 1 and found[0].subject == found[1].issuer:
             found.reverse()
         for one, issuer in itertools.pairwise(found):
@@ -79,15 +78,17 @@ def verify_measurements(data: bytes, chain: str) -> tuple[str, str]:
         key: Any = found[0].public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
             raise ValueError("the key is none of P-384")
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
+        fingerprints = _fingerprint(key), _fingerprint(found[-1].public_key())
+    # the library's errors have no class of their own: InvalidVersion, DuplicateExtension and others are Exceptions
+    except Exception as error:
         why = str(error) or "a certificate that its issuer has not signed"
         raise ValueError(f"measurements with certificates that are no chain: {why}") from error
     numbers = (int.from_bytes(data[-SIGNATURE:-48]), int.from_bytes(data[-48:]))
     try:
         key.verify(encode_dss_signature(*numbers), data[:-SIGNATURE], ec.ECDSA(hashes.SHA384()))
-    except InvalidSignature as error:
+    except Exception as error:
         raise ValueError("measurements with a signature that is not the component's") from error
-    return _fingerprint(key), _fingerprint(found[-1].public_key())
+    return fingerprints
 
 
 def _fingerprint(key: Any) -> str:

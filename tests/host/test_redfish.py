@@ -1,15 +1,19 @@
 """The board controller over real HTTPS: a good one, one that is slow, one that lies, and one that is somebody else."""
 
 import base64
+import contextlib
 import hashlib
 import json
+import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509 import load_der_x509_certificate
 from support.driverless import make_driverless
 
 from ocigpu.core.errors import OcigpuError
@@ -503,6 +507,30 @@ def test_only_who_has_the_key_of_the_certificate_has_signed() -> None:
     for wrong in ("", "x", chain[:300], make_chain("one").replace("MII", "MIJ")):
         with pytest.raises(ValueError, match=r"no chain"):
             verify_measurements(data, wrong)
+
+
+def test_whatever_a_controllers_certificates_are_is_an_error_of_ours() -> None:
+    """Each byte of a chain is another in turn: the library has many errors, and no class of them all."""
+    chain = make_chain("one")
+    data = sign({"1": "00"}, NONCE, "one")
+    ends = ("-----BEGIN CERTIFICATE-----\n", "\n-----END CERTIFICATE-----\n")
+    parts = [
+        ssl.PEM_cert_to_DER_cert(f"{ends[0]}{one}{ends[1]}")
+        for one in re.findall(f"{ends[0]}(.*?){ends[1]}", chain, re.DOTALL)
+    ]
+    version = parts[0].index(b"\xa0\x03\x02\x01\x02") + 4
+    changes = [(version, 4)] + [(place, parts[0][place] ^ bits) for place in range(len(parts[0])) for bits in (1, 0x80)]
+    said = []
+    for place, byte in changes:
+        changed = parts[0][:place] + bytes([byte]) + parts[0][place + 1 :]
+        text = "".join(ssl.DER_cert_to_PEM_cert(one) for one in (changed, *parts[1:]))
+        with contextlib.suppress(ValueError):
+            verify_measurements(data, text)
+            said.append(place)
+    # what is signed comes first; around the signature itself a bit may mean nothing
+    assert [place for place in said if place < 4 + len(load_der_x509_certificate(parts[0]).tbs_certificate_bytes)] == []
+    with pytest.raises(ValueError, match="more than 8"):
+        verify_measurements(data, chain * 10_000)
 
 
 def test_a_certificate_that_cannot_be_made_says_what_openssl_says(tmp_path: Path) -> None:

@@ -113,6 +113,40 @@ def test_logs_afterwards(lab: Lab, caas: Run) -> None:
     assert caas("logs", made, "--follow", "--timestamps")[1].splitlines()[0] == "2026-11-23T10:02:00Z line 0"
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_a_container_prints_does_not_steer_a_terminal(
+    lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    key = lab.key()
+    made = lab.run(key)
+    pod = lab.pod(made)["metadata"]["name"]
+    lab.cluster.log("tenant-landon", pod, "2026-11-23T10:02:01Z a\tb \x1b]0;owned\x07\x1b[2J\x9b1m \u202ec")
+    lab.set_status(made, **ended())
+    lab.wait(key, made, "finished")
+    monkeypatch.setattr("ocigpu.cli.show.sys.stdout.isatty", lambda: terminal)
+    status, out, _ = caas("logs", made)
+    assert status == 0
+    if terminal:
+        assert out == "a\tb \\x1b]0;owned\\x07\\x1b[2J\\x9b1m \\u202ec\n"
+    else:
+        assert out == "a\tb \x1b]0;owned\x07\x1b[2J\x9b1m \u202ec\n"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://caas.example:8443", "http://10.0.0.1", "http://[fd00::1]:1/x", "http://0x7f.1"]
+)
+def test_a_key_is_not_sent_in_clear_without_a_word(caas: Run, url: str) -> None:
+    status, _, error = caas("list", "--url", url)
+    assert (status, "would be sent unencrypted" in error, "--allow-http" in error) == (2, True, True)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1", "http://127.0.0.2:1", "http://[::1]:1", "https://127.0.0.1:1"])
+def test_on_this_machine_and_with_tls_a_key_is_sent(caas: Run, url: str) -> None:
+    status, _, error = caas("list", "--url", url)
+    assert (status, "OCIGPU-CAAS-3" in error) == (1, True)
+    assert "OCIGPU-CAAS-3" in caas("list", "--url", "http://127.0.0.1.:1", "--allow-http")[2]
+
+
 def test_keys(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "admin").write_text(lab.admin + "\n")
     admin = ("--key-file", str(tmp_path / "admin"))

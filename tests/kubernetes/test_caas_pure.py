@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,8 +51,13 @@ ACCEPTED = 1795428000.0
         ("nvidia/cuda:12.5.0", "docker.io/nvidia/cuda:12.5.0"),
         ("a/b/c", "docker.io/a/b/c:latest"),
         ("localhost/x", "localhost/x:latest"),
-        ("localhost:5000/x:1", "localhost:5000/x:1"),
+        ("index.docker.io/ubuntu", "docker.io/library/ubuntu:latest"),
+        ("a_b/x", "docker.io/a_b/x:latest"),
+        ("a__b/c---d:1", "docker.io/a__b/c---d:1"),
         ("[fd00::1]:5000/x", "[fd00::1]:5000/x:latest"),
+        ("0" * 64 + "/x", "docker.io/" + "0" * 64 + "/x:latest"),
+        ("nvcr.io/x@sha384:" + "a" * 96, "nvcr.io/x@sha384:" + "a" * 96),
+        ("localhost:5000/x:1", "localhost:5000/x:1"),
         ("Registry/x", "Registry/x:latest"),
         (f"ghcr.io/a/b:t@{D}", f"ghcr.io/a/b:t@{D}"),
         (f"ghcr.io/a/b@{D}", f"ghcr.io/a/b@{D}"),
@@ -64,13 +70,24 @@ def test_references_are_read_as_engines_do(text: str, full: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "UPPER", "a//b", "/a", "a/", "a:", "a@sha256:0", "a b", "https://nvcr.io/x", "a\n", "-a", "a:-t", "a@x",
+    ["a_b.c/x", "a__b:80/x", "x-/y.z", "-a.b/x", "a.b-/x", "[::1]x/y", "[::g]/x", "a.b:/x", "a.b:x/y", "a" * 64,
+     "0" * 64, "nvcr.io/x@sha384:" + "a" * 64, "nvcr.io/x@sha256:" + "A" * 64, "a._b", "a.b/c__.d",
+     "x/" + "y" * 250, "é.b/x", "a.b/x:é",
+     "", " ", "UPPER", "a//b", "/a", "a/", "a:", "a@sha256:0", "a b", "https://nvcr.io/x", "a\n", "-a", "a:-t", "a@x",
      "nvcr.io/", "x" * 300, "a/../b", "é", "nvcr.io/x;rm"],
 )  # fmt: skip
 def test_what_is_no_reference_is_refused(text: str) -> None:
     with pytest.raises(Refusal) as caught:
         parse_image(text)
     assert caught.value.code == "image_invalid"
+
+
+@given(st.text(alphabet="ab_.-:/@[]0A", max_size=40))
+def test_any_text_is_a_reference_or_refused(text: str) -> None:
+    with contextlib.suppress(Refusal):
+        found = parse_image(text)
+        assert parse_image(str(found)) == found
+        assert re.fullmatch(r"[A-Za-z0-9.:\[\]-]+", found.registry)
 
 
 def test_only_registries_that_are_allowed() -> None:
@@ -350,6 +367,50 @@ def test_the_values_of_secrets_go_once_they_are_in_the_cluster(tmp_path: Path) -
     files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"very-s3cret" not in files
     assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
+
+
+def test_the_values_of_secrets_leave_every_file_of_the_store(tmp_path: Path) -> None:
+    """The log of changes too, at once; where somebody else reads the store, as soon as nobody does."""
+    store = CaasStore(str(tmp_path), serving=True)
+
+    def left(text: str = "very-s3cret") -> list[str]:
+        return [one.name for one in tmp_path.iterdir() if text.encode() in one.read_bytes()]
+
+    def add() -> str:
+        return store.add("landon", container().request, {"TOKEN": "very-s3cret"}).id
+
+    made = add()
+    assert left()
+    store.note_made(made)
+    assert left() == []
+    failed = add()
+    store.note_standing(failed, ContainerStanding("failed", "admission_denied"))
+    assert left() == []
+    gone = add()
+    store.note_deleting(gone)
+    store.note_gone(gone)
+    assert left() == []
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as reader:
+        reader.execute("begin")
+        reader.execute("select count(*) from keys").fetchall()
+        busy = add()
+        store.note_made(busy)
+        assert left()
+        reader.execute("rollback")
+    store.forget()
+    assert left() == []
+    store.keep_log(busy, b"printed by a tenant")
+    assert left("printed by a tenant")
+    store.note_deleting(busy)
+    store.note_gone(busy)
+    store.forget()
+    assert left("printed by a tenant") == []
+    later = add()
+    store.note_made(later)
+    store._unclean = True
+    store.close()
+    CaasStore(str(tmp_path), serving=True).close()
+    assert left() == []
 
 
 def test_container_and_idempotency_key_are_remembered_together(tmp_path: Path) -> None:

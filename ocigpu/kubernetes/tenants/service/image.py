@@ -1,6 +1,8 @@
 """References of images, as engines read them: [REGISTRY/]REPOSITORY[:TAG][@DIGEST].
 
-Source: grammar of github.com/distribution/reference; what has no registry is of docker.io, one word there of library/.
+Source: grammar and normalizing of github.com/distribution/reference; what has no registry is of docker.io, one word
+there of library/.  Where that grammar takes a first word for a part of the repository that an engine then asks as a
+host (a_b.c/x), there is no reference here.
 Nothing is fetched here: the kubelet is the first to ask a registry, from the node's network, so which registries those
 may be is decided before.
 """
@@ -19,8 +21,10 @@ _HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
     rf"(?:(?P<registry>{_HOST}(?::[0-9]+)?)/)?(?P<repository>{_PART}(?:/{_PART})*)"
-    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[a-f0-9]{64}|sha512:[a-f0-9]{128}))?"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[a-f0-9]{64}|sha384:[a-f0-9]{96}|sha512:[a-f0-9]{128}))?"
 )
+_IDENTIFIER = re.compile(r"[a-f0-9]{64}")
+"""Of an image on its machine, and so no name of a repository."""
 
 
 class ImageReference(NamedTuple):
@@ -42,14 +46,17 @@ def parse_image(text: str) -> ImageReference:
     # a first word is a registry only if it cannot be a repository: docker's rule
     if (slash and not ("." in first or ":" in first or first == "localhost" or first != first.lower())) or not slash:
         rest, first = text, ""
-    found = _REFERENCE.fullmatch(f"{first or 'docker.io'}/{rest}") if len(text) <= 1024 else None
-    if not found or len(found["registry"]) + len(found["repository"]) >= MAX_NAME:
+    registry = "docker.io" if first in ("", "index.docker.io") else first
+    found = _REFERENCE.fullmatch(f"{registry}/{rest}") if len(text) <= 1024 else None
+    if not found or found["registry"] != registry or _IDENTIFIER.fullmatch(text):
         raise Refusal("image_invalid", f"image {quoted(text)}: not a reference of an image")
     repository = found["repository"]
-    if found["registry"] == "docker.io" and "/" not in repository:
+    if registry == "docker.io" and "/" not in repository:
         repository = f"library/{repository}"
+    if len(registry) + len(repository) >= MAX_NAME:
+        raise Refusal("image_invalid", f"image {quoted(text)}: longer than {MAX_NAME} characters")
     tag = found["tag"] or ("" if found["digest"] else "latest")
-    return ImageReference(found["registry"], repository, tag, found["digest"] or "")
+    return ImageReference(registry, repository, tag, found["digest"] or "")
 
 
 def check_registry(image: ImageReference, allowed: Sequence[str]) -> None:

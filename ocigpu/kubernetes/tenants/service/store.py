@@ -184,6 +184,7 @@ class CaasStore:
         self.clock, self.limits = clock, limits
         self.listener: Callable[[], None] = lambda: None
         self._guard = threading.RLock()
+        self._unclean = True  # whoever was killed may have left something
         self._lock = -1
         self._base: sqlite3.Connection = None  # type: ignore[assignment] # until it is open
         self._directory, path = directory, os.path.join(directory, FILE)
@@ -207,6 +208,8 @@ class CaasStore:
             cause = error.strerror if isinstance(error, OSError) else str(error)
             raise HostError("OCIGPU-CAAS-1", f"{path}: {cause}") from error
         self.secret = self._base.execute("select value from meta where name = 'secret'").fetchone()[0]
+        if serving:
+            self._clean()
 
     def _prepare(self, path: str) -> None:
         (version,) = self._base.execute("pragma user_version").fetchone()
@@ -238,6 +241,22 @@ class CaasStore:
                 self._base.execute("rollback")
                 raise
             self._base.execute("commit")
+
+    def _clean(self) -> None:
+        """Empty the log of changes (WAL), where values stay that the file has no more; again later if it is in use.
+
+        Source: "PRAGMA wal_checkpoint", TRUNCATE.
+        """
+        if not self._unclean:
+            return
+        with self._guard:
+            self._base.execute("pragma busy_timeout = 0")
+            try:
+                (busy, _, _) = self._base.execute("pragma wal_checkpoint(truncate)").fetchone()
+            except sqlite3.OperationalError:  # a full disk: nothing is lost
+                busy = 1
+            self._base.execute("pragma busy_timeout = 10000")
+        self._unclean = bool(busy)
 
     def _read(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._guard:
@@ -376,7 +395,9 @@ class CaasStore:
     def note_made(self, container: str) -> None:
         """Its objects are in the cluster: the values of its secrets are forgotten."""
         with self._change() as base:
-            base.execute("update containers set made = 1, secrets = null where id = ?", (container,))
+            self._forget_secrets(base, container)
+            base.execute("update containers set made = 1 where id = ?", (container,))
+        self._clean()
 
     def note_standing(self, container: str, standing: ContainerStanding) -> bool:
         """Remember where a container is; an event when lifecycle or reason changed, and returns whether so.
@@ -396,13 +417,18 @@ class CaasStore:
                 (standing.lifecycle, standing.reason, json.dumps(detail), container),
             )
             if standing.lifecycle in FINAL:
-                base.execute("update containers set secrets = null where id = ?", (container,))
+                self._forget_secrets(base, container)
             changed = standing[:2] != found.standing[:2]
             if changed:
                 self._note(base, "changed", container, found.tenancy, standing)
+        self._clean()
         if changed:
             self.listener()
         return changed
+
+    def _forget_secrets(self, base: sqlite3.Connection, container: str) -> None:
+        done = base.execute("update containers set secrets = null where id = ? and secrets is not null", (container,))
+        self._unclean = self._unclean or done.rowcount > 0
 
     def note_deleting(self, container: str) -> None:
         """It is to be deleted."""
@@ -415,9 +441,11 @@ class CaasStore:
             found = self.find(container)
             if not found:
                 return
-            base.execute("update containers set gone = 1, secrets = null where id = ?", (container,))
+            self._forget_secrets(base, container)
+            base.execute("update containers set gone = 1 where id = ?", (container,))
             base.execute("delete from logs where container = ?", (container,))
             self._note(base, "deleted", container, found.tenancy, found.standing)
+        self._clean()
         self.listener()
 
     # events
@@ -560,6 +588,8 @@ class CaasStore:
         with self._change() as base:
             base.execute("delete from idempotency where expires <= ?", (self.clock(),))
             base.execute("delete from containers where gone = 1 and id not in (select container from idempotency)")
+        self._unclean = True  # requests and logs that were deleted
+        self._clean()
 
 
 def _read_row(
