@@ -1,9 +1,10 @@
 """The controller of tenancies against an API server double, with no rights but those of its role."""
 
+import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kubernetes_validate
@@ -27,7 +28,7 @@ from tenancy_lab import (
 
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.tenants import controller as controller_module
-from ocigpu.kubernetes.tenants.controller import ControllerService
+from ocigpu.kubernetes.tenants.controller import RESYNC, ControllerService
 from ocigpu.kubernetes.tenants.leader import DEADLINE, DURATION, RETRY, Leader, NotLeadingError
 from ocigpu.kubernetes.tenants.resources import Documents
 from ocigpu.kubernetes.tenants.tenancy import TenancyOptions
@@ -369,6 +370,94 @@ def test_it_may_be_killed_after_any_write(cluster: Cluster, number: int) -> None
         if cluster.exists("Tenancy", "landon"):
             broken().resync()
     assert not cluster.exists("Namespace", SPACE)
+
+
+def open_policy(name: str) -> dict[str, Any]:
+    """A policy that keeps a tenancy from being ready for as long as it is there."""
+    head = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    return {**head, "metadata": {"name": "open", "namespace": f"tenant-{name}"}, "spec": {"podSelector": {}}}
+
+
+def test_a_tenancy_that_does_not_become_ready_is_looked_at_less_and_less_often(cluster: Cluster) -> None:
+    controller = make_controller(cluster)
+    for name in ("landon", "other"):
+        cluster.create(tenancy(name))
+    settle(controller)
+    cluster.create(open_policy("landon"))
+    assert controller.find_unsettled() == ["landon"]
+    cluster.requests.clear()
+    pauses = [controller.reconcile("landon") for _ in range(6)]
+    assert pauses == [1, 2, 4, 8, 8, 8]
+    lists = {path for _, path in cluster.requests if "/namespaces/tenant-landon" not in path}
+    own = {
+        "/api/v1/namespaces",
+        "/apis/ocigpu.io/v1alpha1/tenancies",
+        "/apis/ocigpu.io/v1alpha1/tenancies/landon/status",
+    }
+    kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
+    own |= {f"/apis/admissionregistration.k8s.io/v1/{kind}" for kind in kinds}
+    assert lists <= own | {"/apis/events.k8s.io/v1/namespaces/default/events"}, "others' objects are not read"
+    cluster.delete("NetworkPolicy", "open", SPACE)
+    assert controller.reconcile("landon") == RESYNC
+    assert controller.find_unsettled() == []
+    cluster.create(open_policy("landon"))
+    assert controller.reconcile("landon") == 1, "something has happened since"
+    cluster.delete("NetworkPolicy", "open", SPACE)
+    settle(controller)
+    cluster.fail(1, 500, path="namespaces/tenant-landon")
+    assert controller.find_unsettled() == []
+    assert controller.reconcile("gone") == math.inf
+
+
+def serve(cluster: Cluster, act: Callable[[], None]) -> None:
+    """Run the service for as long as ``act`` takes."""
+    service = ControllerService(
+        TenancyOptions(), ServiceLog(as_json=False), open_client=lambda: cluster.client(ACCOUNT)
+    )
+
+    def act_and_end() -> None:
+        try:
+            act()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=act_and_end)
+    thread.start()
+    service.run()
+    thread.join(60)
+
+
+def wait_until_ready(cluster: Cluster, name: str) -> None:
+    wait_for(f"tenancy {name}", lambda: status(cluster, name).get("phase") == "Ready")
+
+
+def test_a_new_tenancy_waits_for_no_other(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for those that are made at the same time, nor for those that do not become ready."""
+    monkeypatch.setattr(controller_module, "RESYNC", 3600.0)
+    names = [f"t{number:02}" for number in range(20)]
+    for name in names:
+        cluster.create(tenancy(name))
+
+    def act() -> None:
+        for name in names:
+            wait_until_ready(cluster, name)
+        paths = [path for _, path in cluster.requests]
+        first = paths.index(f"/apis/ocigpu.io/v1alpha1/tenancies/{names[0]}/status")
+        other = paths.index(f"/api/v1/namespaces/tenant-{names[1]}/resourcequotas")
+        writes = [n for n, path in enumerate(paths) if path.endswith(f"tenancies/{names[0]}/status")]
+        assert first < writes[-1] < other, "the first one is ready before the second one has its objects"
+        for name in names:
+            cluster.create(open_policy(name))
+            cluster.patch("Tenancy", name, {"spec": {"internet": True}})
+        for name in names:
+            wait_for(name, lambda name=name: status(cluster, name)["phase"] == "Provisioning")  # type: ignore[misc]
+        cluster.requests.clear()
+        cluster.create(tenancy("new"))
+        wait_until_ready(cluster, "new")
+        theirs = [path for _, path in cluster.requests if path.endswith("/tenancies/new/status")]
+        assert theirs
+
+    serve(cluster, act)
 
 
 # --- one of several replicas

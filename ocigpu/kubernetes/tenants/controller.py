@@ -1,12 +1,16 @@
 """``ocigpu tenancy controller``: makes tenancies what their objects ask for, and says what it sees.
 
-Level-triggered: every pass reads all tenancies and what the cluster has for them, and does what is missing; it
-remembers nothing.  A watch only says that something has changed.  What is decided is in tenancy.py, without a request.
+Level-triggered: a pass over a tenancy reads what the cluster has for it and does what is missing; it remembers nothing.
+Tenancies wait in a queue, each for itself: those that a watch names, and those that a look at all of them finds not as
+they should be.  One that does not become ready is looked at less and less often.  What is decided is in tenancy.py,
+without a request.
 """
 
+import collections
 import contextlib
 import math
 import os
+import queue
 import socket
 import threading
 import time
@@ -40,14 +44,16 @@ from ocigpu.system.log import stamp
 from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 RESYNC = 10.0
-"""Seconds between passes when nothing is on the way: what others have changed is repaired then."""
-SOON = 1.0
-"""Seconds until the next pass while a tenancy is on its way."""
+"""Seconds between looks at all tenancies: what others have changed is found then."""
+SOON, LATER = 1.0, 8.0
+"""Seconds until the next pass over a tenancy that is on its way, and at last, where nothing happens."""
+FIRST_LIST = 0.05
+"""Seconds between looks whether tenancies were listed, which a watch goes on from."""
 WATCH = 300
 """Seconds after which a watch is begun anew."""
 LEASE = "ocigpu-tenancies"
 MAX_QUICK = 12
-"""Passes in a row without a pause; more would be a quarrel with somebody."""
+"""Passes over a tenancy in a row without a pause; more would be a quarrel with somebody."""
 SETTLED = ("Ready", "Suspended", "Failed")
 
 Document = dict[str, Any]
@@ -61,6 +67,9 @@ class _Seen(NamedTuple):
     others: dict[str, list[str]]
     leases: list[Document]
     unenforced: tuple[str, ...]
+
+
+_NOTHING = _Seen({}, {}, {}, [], ())
 
 
 class TenancyController:
@@ -77,50 +86,96 @@ class TenancyController:
         self._documents, self._options, self._log, self._network = documents, options, log, network
         self._time_now = time_now
         self._problems: dict[str, str] = {}
+        self._backoffs: dict[str, Backoff] = {}
+        self._cilium, self._unenforced, self._common_until = False, tuple[str, ...](), -math.inf
         self.version = ""
 
     def resync(self) -> float:
-        """Do one pass; returns the seconds until the next: 0 when something was done, whose effect is to be seen.
+        """Do one pass over each tenancy; returns the seconds until the next: 0 when something was done.
 
         What fails for one tenancy is in its status and does not hold up the others.  Raises HostError (OCIGPU-KUBE-5)
         when the cluster cannot be read, NotLeadingError when another replica may lead.
         """
-        tenancies, self.version = self._documents.list("Tenancy")
-        names = [each["metadata"]["name"] for each in tenancies]
-        for gone in self._problems.keys() - set(names):
-            del self._problems[gone]
-        if not tenancies:
-            return RESYNC
-        options = self._options._replace(cilium=self._has_cilium())
-        seen = self._look(options, any(each["metadata"].get("deletionTimestamp") for each in tenancies))
-        return min([self._reconcile(tenancy, seen, options) for tenancy in tenancies])
+        tenancies, seen, options = self._look_at_all()
+        return min([self._reconcile(tenancy, seen, options) for tenancy in tenancies], default=RESYNC)
 
-    def _has_cilium(self) -> bool:
-        if self._network == "auto":
-            return bool(self._documents.list("CiliumNetworkPolicy")[1])
-        return self._network == "cilium"
+    def find_unsettled(self) -> list[str]:
+        """Return the names of tenancies that are not as they should be, or do not say what is so; changes nothing."""
+        tenancies, seen, options = self._look_at_all()
+        return [each["metadata"]["name"] for each in tenancies if not self._is_settled(each, seen, options)]
 
-    def _look(self, options: TenancyOptions, leases: bool) -> _Seen:
+    def reconcile(self, name: str) -> float:
+        """Do one pass over one tenancy, and ask about its namespace alone; as :meth:`resync`, math.inf: it is gone."""
+        (*found,), self.version = self._documents.list("Tenancy", fields={"metadata.name": name})
+        if not found:
+            self._forget(name)
+            return math.inf
+        if time.monotonic() > self._common_until:
+            self._read_common()
+        options, metadata = self._options._replace(cilium=self._cilium), found[0]["metadata"]
+        going = bool(metadata.get("deletionTimestamp"))
+        ours = FINALIZER in (metadata.get("finalizers") or ())  # else nothing is done before it is
+        seen = self._look(options, going, namespace_name(name)) if ours else _NOTHING
+        return self._reconcile(found[0], seen, options)
+
+    def _read_common(self) -> None:
+        """Read what is alike for all tenancies; passes over single ones believe it for a second."""
         listed = self._documents.list
-        spaces = {each["metadata"]["name"]: each for each in listed("Namespace", labels={TENANCY_LABEL: None})[0]}
+        self._cilium = self._network == "cilium" or (
+            self._network == "auto" and bool(listed("CiliumNetworkPolicy", fields={"metadata.name": OBJECT_NAME})[1])
+        )
+        policies = listed("ValidatingAdmissionPolicy")[0]
+        self._unenforced = find_unenforced(policies, listed("ValidatingAdmissionPolicyBinding")[0])
+        self._common_until = time.monotonic() + SOON
+
+    def _look_at_all(self) -> tuple[list[Document], _Seen, TenancyOptions]:
+        tenancies, self.version = self._documents.list("Tenancy")
+        names = {each["metadata"]["name"] for each in tenancies}
+        for gone in (self._problems.keys() | self._backoffs.keys()) - names:
+            self._forget(gone)
+        if not tenancies:
+            return [], _NOTHING, self._options
+        self._read_common()
+        options = self._options._replace(cilium=self._cilium)
+        seen = self._look(options, any(each["metadata"].get("deletionTimestamp") for each in tenancies))
+        return tenancies, seen, options
+
+    def _forget(self, name: str) -> None:
+        self._problems.pop(name, None)
+        self._backoffs.pop(name, None)
+
+    def _is_settled(self, tenancy: Document, all_seen: _Seen, options: TenancyOptions) -> bool:
+        name = tenancy["metadata"]["name"]
+        try:
+            seen = self._see(tenancy, all_seen)
+        except HostError:  # its own pass tells of it
+            return False
+        status = make_status(tenancy, seen, options, self._time_now(), self._problems.get(name, ""))
+        said = status["phase"] in SETTLED and status == (tenancy.get("status") or {})
+        return said and not next_steps(tenancy, seen, options)
+
+    def _look(self, options: TenancyOptions, leases: bool, space: str = "") -> _Seen:
+        """Read what there is for all tenancies, or for that of a namespace alone."""
+        listed = self._documents.list
+        labels: Document = {TENANCY_LABEL: None}
+        spaces = {} if space else {each["metadata"]["name"]: each for each in listed("Namespace", labels=labels)[0]}
         found: dict[str, dict[tuple[str, str], Document]] = {}
         others: dict[str, list[str]] = {}
         ours = "CiliumNetworkPolicy" if options.cilium else "NetworkPolicy"
         names = {"ResourceQuota": OBJECT_NAME, "LimitRange": OBJECT_NAME, "ServiceAccount": "default"}
         for kind in (*names, "NetworkPolicy", *(["CiliumNetworkPolicy"] if options.cilium else [])):
             wanted = {"metadata.name": names[kind]} if kind in names else None
-            for each in listed(kind, fields=wanted)[0]:
-                space, name = each["metadata"]["namespace"], each["metadata"]["name"]
+            for each in listed(kind, space, fields=wanted)[0]:
+                where, name = each["metadata"]["namespace"], each["metadata"]["name"]
                 if kind in names or (kind, name) == (ours, OBJECT_NAME):
-                    found.setdefault(space, {})[kind, name] = each
+                    found.setdefault(where, {})[kind, name] = each
                 else:
-                    others.setdefault(space, []).append(name)
-        policies = listed("ValidatingAdmissionPolicy")[0]
-        unenforced = find_unenforced(policies, listed("ValidatingAdmissionPolicyBinding")[0])
-        return _Seen(spaces, found, others, listed("GPULease")[0] if leases else [], unenforced)
+                    others.setdefault(where, []).append(name)
+        return _Seen(spaces, found, others, listed("GPULease")[0] if leases else [], self._unenforced)
 
     def _reconcile(self, tenancy: Document, all_seen: _Seen, options: TenancyOptions) -> float:
-        name = tenancy["metadata"]["name"]
+        name, before = tenancy["metadata"]["name"], tenancy
+        backoff = self._backoffs.setdefault(name, Backoff(SOON, LATER))
         steps: tuple[TenancyStep, ...] = ()
         try:
             seen = self._see(tenancy, all_seen)
@@ -134,11 +189,13 @@ class TenancyController:
         except HostError as error:
             self._problems[name] = error.message
             self._log.once(f"tenancy {name}", "error", f"tenancy {name}: {error.message}")
-            return SOON
+            return backoff.failed(0.0)
+        if steps or tenancy is not before:
+            backoff.reset()
         if self._problems.pop(name, None):
             self._log.forget(f"tenancy {name}")
             return 0.0
-        return 0.0 if steps else RESYNC if status["phase"] in SETTLED else SOON
+        return 0.0 if steps else RESYNC if status["phase"] in SETTLED else backoff.failed(0.0)
 
     def _see(self, tenancy: Document, seen: _Seen) -> TenancySeen:
         name = tenancy["metadata"]["name"]
@@ -206,41 +263,72 @@ class ControllerService:
         self._controller = TenancyController(Documents(open_client(), check), options, log, network)
         self._watched = Documents(open_client())
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._woken: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._due: dict[str, float] = {}
+        """When to do a pass over which tenancy; those that are as they should be are not in it."""
+        self._quick: collections.Counter[str] = collections.Counter()
         self._led = False
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP begins a pass at once."""
-        backoff, quick, due = Backoff(SOON, RESYNC), 0, 0.0
+        """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP has it look at all tenancies at once."""
+        backoff, look = Backoff(SOON, RESYNC), 0.0
         with Signals() as signals:
             threading.Thread(target=self._watch, daemon=True).start()
             while not signals.stopping:
                 if signals.take_again():
-                    due = 0.0
+                    look = 0.0
                 if not self._lead():
                     signals.wait(RETRY)
-                    due = 0.0
+                    look = 0.0
                     continue
-                pause = min(due - time.monotonic(), RETRY if self._leader else math.inf)
-                if signals.wait(pause, self._reader):
+                due = max(min([look, *self._due.values()]), backoff.due)
+                if signals.wait(min(due - time.monotonic(), RETRY if self._leader else math.inf), self._reader):
                     os.read(self._reader, 4096)
-                elif time.monotonic() < due:
+                look = look if self._take_woken() else 0.0
+                now = time.monotonic()
+                if now < backoff.due or now < min([look, *self._due.values()]):
                     continue
                 try:
-                    pause = self._controller.resync()
+                    if now >= look:
+                        for name in self._controller.find_unsettled():
+                            self._due.setdefault(name, now)
+                        look = time.monotonic() + RESYNC
+                    else:
+                        self._serve(min(self._due, key=self._due.__getitem__))
                     backoff.reset()
                     self._log.forget("pass")
-                    quick = quick + 1 if not pause else 0
-                    due = time.monotonic() + (pause if quick < MAX_QUICK else RESYNC)
                 except NotLeadingError as error:
                     self._log("warning", error.message)
                 except HostError as error:
                     self._log.failed("pass", error)
-                    due = backoff.failed(time.monotonic()) and backoff.due
+                    backoff.failed(time.monotonic())
         self._stopping.set()
         if self._leader is not None:
             with contextlib.suppress(HostError):
                 self._leader.release()
+
+    def _take_woken(self) -> bool:
+        """Put the tenancies that the watch has named into the queue; False when it has missed some, perhaps."""
+        whole = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                name = self._woken.get_nowait()
+                whole = whole and bool(name)
+                if name:
+                    self._due[name] = 0.0
+        return whole
+
+    def _serve(self, name: str) -> None:
+        """Do one pass over the tenancy that is due: the next one is served when this one has to wait for something."""
+        pause = self._controller.reconcile(name)
+        self._quick[name] = 0 if pause else self._quick[name] + 1
+        if pause >= RESYNC:  # as it should be, or gone: a look at all of them finds what others change
+            del self._due[name], self._quick[name]
+        elif self._quick[name] < MAX_QUICK:
+            self._due[name] = time.monotonic() + pause if pause else 0.0
+        else:
+            self._due[name] = time.monotonic() + RESYNC
 
     def _lead(self) -> bool:
         if self._leader is None:
@@ -257,21 +345,25 @@ class ControllerService:
         return leading
 
     def _watch(self) -> None:
-        """Wake the passes when a tenancy changes; what is missed meanwhile is seen by the next pass anyway."""
+        """Name tenancies that change; what is missed meanwhile is seen by the next look at all of them."""
         backoff = Backoff(SOON, RESYNC)
         while not self._stopping.is_set():
+            if not self._controller.version:  # else it would begin with all that there are
+                self._stopping.wait(FIRST_LIST)
+                continue
             try:
-                for _ in self._watched.watch("Tenancy", self._controller.version, WATCH):
+                for name in self._watched.watch("Tenancy", self._controller.version, WATCH):
                     backoff.reset()
-                    self._wake()
+                    self._wake(name)
             except HostError as error:
                 if self._stopping.is_set():
                     return
                 self._log.once("watch", "warning", f"{error.message}; tenancies are looked at every {RESYNC:.0f} s")
                 if status_of(error.__cause__) == 410:  # the version is of a list that is too old
-                    self._wake()
+                    self._wake("")
                 self._stopping.wait(backoff.failed(0.0))
 
-    def _wake(self) -> None:
+    def _wake(self, name: str) -> None:
+        self._woken.put(name)
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b"\0")

@@ -120,11 +120,11 @@ class Documents:
         self._write("delete", document, lambda _, cls: self._client.delete(cls, metadata["name"], **scope) or {}, {})
 
     def watch(self, kind: str, version: str, seconds: int) -> Iterator[str]:
-        """Yield the type of each event of a kind, for so long."""
+        """Yield the name of the object of each event of a kind, for so long."""
         try:
             events = self._client.watch(KINDS[kind], resource_version=version or None, server_timeout=seconds)
-            for event, _ in events:
-                yield event
+            for _, found in events:
+                yield found["metadata"]["name"]
         except (*FAILURES, RuntimeError) as error:  # RuntimeError: the client has been closed
             raise refused(f"watch {kind}", error) from error
 
