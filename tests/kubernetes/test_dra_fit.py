@@ -8,12 +8,15 @@ import pytest
 from dra_lab import DRIVER, NODE, claim, result
 from kubernetes_lab import host
 from support.cluster import Cluster
+from test_dra_mig import whole
 from test_dra_slices import POOL
 
 from ocigpu.cli.main import main
-from ocigpu.kubernetes.dra.devices import DraNode, Taint, make_devices
+from ocigpu.kubernetes.dra.cel import Unjudged
+from ocigpu.kubernetes.dra.devices import DeviceOptions, DraNode, Taint, make_devices
 from ocigpu.kubernetes.dra.fit import (
     PublishedDevice,
+    RequestFit,
     conjuncts,
     evaluate,
     explain_fit,
@@ -149,3 +152,160 @@ def test_pools_that_are_not_whole_do_not_count() -> None:
     assert devices == ()
     assert notes == (f"pool {NODE} of {DRIVER} is not whole: 1 of 2 slices",)
     assert isinstance(DEVICES[0], PublishedDevice)
+
+
+def fit_of(spec: dict[str, Any], devices: Any, *claims: Any) -> RequestFit:
+    (fit,) = fit_claim(spec, CLASSES, devices, held_devices(claims))
+    return fit
+
+
+def shared_gpus(shares: str) -> tuple[PublishedDevice, ...]:
+    node = DraNode(A100, Hardware(DETAILS))
+    return published_devices(make_slices(make_devices(node, DeviceOptions(shares=shares)), POOL))[0]
+
+
+def share(device: str, number: int, **amounts: str) -> dict[str, Any]:
+    return result(device, shareID=f"share-{number}", consumedCapacity=amounts)
+
+
+def test_shares_of_a_gpu_are_counted() -> None:
+    devices = shared_gpus("4")[:1]
+    assert [each.name for each in fit_of(ask(), devices).chosen] == ["gpu-0"]
+    taken = claim("other", share("gpu-0", 1, shares="3", memory="0"))
+    assert [each.name for each in fit_of(ask(), devices, taken).chosen] == ["gpu-0"]
+    two = fit_of(ask(capacity={"requests": {"shares": "2"}}), devices, taken)
+    assert two.refusals[0].why == "shares: 2 needed, 1 left by claim team/other"
+    assert fit_of(ask(count=2), devices, taken).problem == "1 devices fit, 2 wanted"
+    assert len(fit_of(ask(count=4), devices).chosen) == 4, "one after the other of the same GPU"
+    assert fit_of(ask(count=5), devices).problem
+    whole = fit_of(ask(), devices, claim("whole", result("gpu-0")))
+    assert whole.refusals[0].why == "in use by claim team/whole"
+
+
+def test_an_amount_is_rounded_up_as_the_policy_says() -> None:
+    devices = shared_gpus("memory")[:1]
+    odd = ask(capacity={"requests": {"memory": "40960.5Mi"}})
+    half = claim("half", share("gpu-0", 1, memory="40959Mi"))
+    assert not fit_of(odd, devices, half).problem
+    more = claim("half", share("gpu-0", 1, memory="40960Mi"))
+    assert fit_of(odd, devices, more).refusals[0].why.startswith("memory: 42950721536 needed, 42949672960 left")
+    assert fit_of(ask(), devices, half).problem, "without an amount it is all of it"
+    assert fit_of(ask(capacity={"requests": {"memory": "1e300000"}}), devices).problem
+
+
+@pytest.mark.parametrize(
+    ("capacity", "why"),
+    [
+        ({"memory": "80Gi"}, ""),
+        ({"gpu.nvidia.com/memory": "80Gi"}, ""),
+        ({"memory": "200Gi"}, "memory: 200Gi requested, 81920Mi is there"),
+        ({"shares": "2"}, "it has no capacity shares"),
+        ({"other.com/memory": "1"}, "it has no capacity other.com/memory"),
+    ],
+)
+def test_capacity_that_is_asked_for_must_be_there(capacity: dict[str, str], why: str) -> None:
+    fit = fit_of(ask(capacity={"requests": capacity}), DEVICES)
+    assert bool(fit.problem) == bool(why)
+    assert not why or {each.why for each in fit.refusals} == {why}
+
+
+def partitions() -> tuple[PublishedDevice, ...]:
+    options = DeviceOptions(dynamic_mig=True)
+    return published_devices(make_slices(make_devices(whole(host("h100-8-mig"), "h100"), options), POOL))[0]
+
+
+def profile(name: str) -> str:
+    return f"device.attributes['{DRIVER}'].profile == '{name}'"
+
+
+def test_what_partitions_share_is_counted() -> None:
+    devices, other = partitions(), claim("other", result("gpu-0-mig-4g40gb-5-0"))
+    seven = fit_of(ask("mig.nvidia.com", profile("7g.80gb")), devices, other)
+    assert seven.refusals[0].why == "part of it is in use by claim team/other (gpu-0-mig-4g40gb-5-0)"
+    assert fit_of(ask(), devices, other).refusals[0].device == "gpu-0"
+    half = fit_of(ask("mig.nvidia.com", profile("3g.40gb")), devices, other)
+    assert [each.name for each in half.chosen] == ["gpu-0-mig-3g40gb-9-4"]
+    assert fit_of(ask("mig.nvidia.com", profile("3g.40gb"), count=2), devices, other).problem == (
+        "1 devices fit, 2 wanted"
+    )
+    both = fit_of(ask("mig.nvidia.com", profile("7g.80gb"), count=2), devices)
+    assert both.problem == "1 devices fit, 2 wanted"
+    assert fit_of(ask("mig.nvidia.com", profile("1g.10gb"), count=8), devices).problem
+    assert len(fit_of(ask("mig.nvidia.com", profile("1g.10gb"), count=7), devices).chosen) == 7
+
+
+def test_the_first_choice_is_taken_back_where_the_next_request_needs_it() -> None:
+    """A first fit for "any" is at the place where the only 4g must be."""
+    requests = [
+        {"name": "any", "exactly": {"deviceClassName": "mig.nvidia.com"}},
+        {
+            "name": "big",
+            "exactly": {
+                "deviceClassName": "mig.nvidia.com",
+                "selectors": [{"cel": {"expression": profile("4g.40gb")}}],
+            },
+        },
+    ]
+    any_, big = fit_claim({"devices": {"requests": requests}}, CLASSES, partitions(), {})
+    assert big.chosen[0].name == "gpu-0-mig-4g40gb-5-0"
+    assert any_.chosen[0].name == "gpu-0-mig-1g10gb-19-4"
+
+
+def test_all_devices_are_all_or_none() -> None:
+    every = ask(allocationMode="All")
+    assert len(fit_of(every, DEVICES).chosen) == 8
+    assert fit_of(every, DEVICES, claim("a", result("gpu-3"))).problem == "7 devices fit, all wanted"
+
+
+def test_reasons_are_said_once_for_all_that_have_them() -> None:
+    other = claim("other", result("gpu-0"))
+    lines, ones = list(explain_fit([fit_of(ask("mig.nvidia.com"), partitions(), other)])), "gpu-0-mig-1g10gb-19"
+    assert lines == [
+        "request gpu: 0 devices fit, 1 wanted",
+        f"  {ones}-0: part of it is in use by claim team/other (gpu-0); the same: {ones}-1, {ones}-2 and 22 more",
+        f"  gpu-0: not device.attributes['{DRIVER}'].type == 'mig' (type is 'gpu')",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("device.attributes['gpu.nvidia.com'].?index.orValue(-1) >= 0", True),
+        ("device.attributes['gpu.nvidia.com'].?nothing.orValue(-1) == -1", True),
+        ("device.attributes[?'nic.example.com'].?index.orValue(7) == 7", True),
+        ("device.?attributes['gpu.nvidia.com'].index.hasValue() && device.driver == 'gpu.nvidia.com'", True),
+        ("!device.attributes['gpu.nvidia.com'].?nothing.hasValue()", True),
+        ("device.attributes['gpu.nvidia.com'].?brand.value() == 'a.?b[?c]'", False),
+        ("device.attributes['gpu.nvidia.com'].uuid.find('[0-9a-f]+') != ''", True),
+        ("isQuantity('1Gi') && !isQuantity('1.2.3') && isSemver('1.2.3')", True),
+        ("quantity('1500m').isInteger() ? false : quantity('2k').asInteger() == 2000", True),
+        ("quantity('1k').add(quantity('1k')).isGreaterThan(quantity('1999'))", True),
+        ("'a,b'.split(',')[1] == 'b' && ['a', 'b'].join('-') == 'a-b' && 'abc'.charAt(1) == 'b'", True),
+    ],
+)
+def test_what_cel_python_lacks_and_selectors_use(expression: str, expected: bool) -> None:
+    assert evaluate(expression, DEVICES[0]) is expected
+
+
+@pytest.mark.parametrize(
+    "expression", ["cel.bind(x, 1, x == 1)", "device.driver.reverse() == 'x'", "[1, 2].sum() == 3", "a.?b.optMap(x, x)"]
+)
+def test_what_cannot_be_judged_is_not_called_not_met(expression: str) -> None:
+    assert isinstance(evaluate(expression, DEVICES[0]), Unjudged)
+    fit = fit_of(ask("gpu.nvidia.com", expression), DEVICES)
+    assert fit.problem == "0 devices fit, 1 wanted; 8 cannot be judged here"
+    assert fit.refusals[0].why.startswith(f"cannot be judged here: {expression}")
+    both = fit_of(ask("gpu.nvidia.com", f"{expression} && device.driver == 'other'"), DEVICES)
+    assert both.refusals[0].why.startswith("not device.driver == 'other'")
+    assert both.problem == "0 devices fit, 1 wanted"
+
+
+def test_a_search_ends() -> None:
+    """Eight GPUs' MIG devices, and a claim for more than fit: so many choices are not all tried."""
+    gpus = host("h100-8-mig").gpus
+    shapes = [whole(host("h100-8-mig"), "h100").layouts[0]._replace(uuid=gpu.uuid, bus_id=gpu.bus_id) for gpu in gpus]
+    cut = tuple(gpu._replace(mig_enabled=False, mig_devices=()) for gpu in gpus)
+    node = DraNode(host("h100-8-mig")._replace(gpus=cut), layouts=tuple(shapes))
+    devices = published_devices(make_slices(make_devices(node, DeviceOptions(dynamic_mig=True)), POOL))[0]
+    fit = fit_of(ask("mig.nvidia.com", profile("2g.20gb"), count=32), devices)
+    assert fit.problem == "24 devices fit, 32 wanted" or "cannot be judged here" in fit.problem

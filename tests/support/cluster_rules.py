@@ -15,7 +15,7 @@ import celpy
 import jsonschema
 from celpy.evaluation import base_functions
 
-from ocigpu.kubernetes.dra.fit import new_environment
+from ocigpu.kubernetes.dra.cel import new_environment
 
 Object = dict[str, Any]
 Store = Mapping[str, Mapping[tuple[str, str], Object]]

@@ -92,12 +92,18 @@ class DraDevice(NamedTuple):
         """Where a MIG device is made for a claim, None for what is there."""
         return MigPlace(self.board, *self.profile) if self.profile else None
 
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """The counters of its board of which it needs one: memory slices, and the media engines, for one of a GPU."""
+        media = ("media-engines",) if "+me" in str(self.attributes.get("profile", {}).get("string")) else ()
+        return (*(f"memory-slice-{number}" for number in self.memory), *media)
+
     def conflicts(self, other: "DraDevice") -> bool:
         """Return whether a container with one of them takes something from the other."""
         if self.board != other.board:
             return False
         if self.kind == other.kind == "mig" and self.name != other.name:
-            return bool(set(self.memory) & set(other.memory)) if self.memory and other.memory else False
+            return bool(self.memory and other.memory and set(self.counters) & set(other.counters))
         return True
 
 

@@ -1,37 +1,41 @@
 """Why a claim does not fit: its requests against the published devices, one condition after the other.  Pure.
 
-Selectors are CEL, evaluated by cel-python, which is not installed with us; the variable and the functions that
-Kubernetes adds for devices are those of k8s.io/dynamic-resource-allocation cel and of apiserver's CEL libraries.
-A first-fit search gives the devices that a request would get; the scheduler's own may differ.
+Selectors are CEL (:mod:`~ocigpu.kubernetes.dra.cel`), what is taken is counted by :mod:`~ocigpu.kubernetes.dra.ledger`.
+The search takes the first devices that fit together, as the scheduler does; the scheduler's own may differ.
 """
 
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ocigpu.core.errors import HostError, printable
+from ocigpu.core.errors import printable
+from ocigpu.kubernetes.dra.cel import Unjudged, celpy, new_environment, quantity, run, semver  # noqa: F401 - for others
 from ocigpu.kubernetes.dra.claims import allocated_devices
+from ocigpu.kubernetes.dra.ledger import CounterSets, Key, Ledger, Use, Uses, amount, counter_sets
 from ocigpu.kubernetes.dra.slices import Slice
-from ocigpu.kubernetes.quantity import parse_quantity
 
 MAX_DEVICES = 32
 """Of one claim."""
+MAX_TRIES = 20_000
+"""Devices that a search takes: a claim may ask for 32 of several hundred."""
+NAMED = 3
+"""Devices that a line names."""
+JUDGED_ELSEWHERE = "cannot be judged here"
 _ATTRIBUTE = re.compile(r"""device\.(attributes|capacity)\[["']([^"']+)["']\]\.([A-Za-z_][A-Za-z0-9_]*)""")
 
 
 class PublishedDevice(NamedTuple):
-    """A device of a whole pool; ``spec``: its entry in the slice."""
+    """A device of a whole pool; ``spec``: its entry in the slice; ``counters``: what its pool's devices share."""
 
     driver: str
     pool: str
     node: str
     name: str
     spec: "dict[str, Any]"
+    counters: CounterSets = {}
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         return self.driver, self.pool, self.name
 
     def value(self, kind: str, domain: str, name: str) -> Any:
@@ -39,7 +43,7 @@ class PublishedDevice(NamedTuple):
         for key, content in (self.spec.get(kind) or {}).items():
             own, slash, short = key.rpartition("/")
             if short == name and (own if slash else self.driver) == domain:
-                return next(iter(content.values()), None)
+                return content.get("value") if kind == "capacity" else next(iter(content.values()), None)
         return None
 
 
@@ -74,20 +78,28 @@ def published_devices(slices: Iterable[Slice]) -> tuple[tuple[PublishedDevice, .
         if len(current) != wanted:
             notes.append(f"pool {pool} of {driver} is not whole: {len(current)} of {wanted} slices")
             continue
+        counters = counter_sets(current)
         for each in current:
-            devices = each.get("devices") or []
-            found += [PublishedDevice(driver, pool, each.get("nodeName", ""), one["name"], one) for one in devices]
+            node, devices = each.get("nodeName", ""), each.get("devices") or []
+            found += [PublishedDevice(driver, pool, node, one["name"], one, counters) for one in devices]
     return tuple(found), tuple(notes)
 
 
-def held_devices(claims: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], str]:
-    """Return which claim has which device, by (driver, pool, device); administrators have none."""
-    held = {}
+def held_devices(claims: Iterable[Mapping[str, Any]]) -> Uses:
+    """Return which claims have which device, by (driver, pool, device); administrators have none."""
+    held: dict[Key, tuple[Use, ...]] = {}
     for claim in claims:
         meta = claim["metadata"]
+        owner = f"claim {meta.get('namespace')}/{meta['name']}"
         for each in allocated_devices(claim):
-            if not each.get("adminAccess") and not each.get("shareID"):
-                held[each["driver"], each["pool"], each["device"]] = f"{meta.get('namespace')}/{meta['name']}"
+            if each.get("adminAccess"):
+                continue
+            key = (each["driver"], each["pool"], each["device"])
+            taken = {
+                name if "/" in name else f"{key[0]}/{name}": amount(value)
+                for name, value in (each.get("consumedCapacity") or {}).items()
+            }
+            held[key] = (*held.get(key, ()), Use(owner, taken if each.get("shareID") else None))
     return held
 
 
@@ -95,77 +107,209 @@ def fit_claim(
     spec: Mapping[str, Any],
     classes: Mapping[str, Mapping[str, Any]],
     devices: Sequence[PublishedDevice],
-    held: Mapping[tuple[str, str, str], str],
+    held: Uses,
 ) -> tuple[RequestFit, ...]:
     """Return how a claim's requests fit on the one node where most of them do, in their order.
 
     ``spec``: of a ResourceClaim.  Raises HostError (OCIGPU-DRA-6) without cel-python.
     """
     nodes = list(dict.fromkeys(device.node for device in devices)) or [""]
-    tries = [_fit_on([each for each in devices if each.node == node], spec, classes, held) for node in nodes]
-    return min(tries, key=lambda fits: sum(bool(fit.problem) for fit in fits))
+    tries = (_fit_on([each for each in devices if each.node == node], spec, classes, held) for node in nodes)
+    best: tuple[RequestFit, ...] | None = None
+    for fits in tries:
+        if best is None or _problems(fits) < _problems(best):
+            best = fits
+        if not _problems(best):
+            break
+    return best or ()
+
+
+def _problems(fits: Sequence[RequestFit]) -> int:
+    return sum(bool(fit.problem) for fit in fits)
+
+
+class _Option(NamedTuple):
+    """A way to meet a request.  ``good``: devices that would do, as far as their own properties go."""
+
+    name: str
+    request: "Mapping[str, Any]"
+    wanted: int
+    every: bool
+    good: "tuple[PublishedDevice, ...]"
+    refusals: "tuple[DeviceRefusal, ...]"
+    problem: str = ""
+
+    @property
+    def admin(self) -> bool:
+        return bool(self.request.get("adminAccess"))
 
 
 def _fit_on(
     devices: Sequence[PublishedDevice],
     spec: Mapping[str, Any],
     classes: Mapping[str, Mapping[str, Any]],
-    held: Mapping[tuple[str, str, str], str],
+    held: Uses,
 ) -> tuple[RequestFit, ...]:
     constraints = (spec.get("devices") or {}).get("constraints") or []
-    taken = dict(held)
-    fits: list[RequestFit] = []
+    requests = []
     for request in (spec.get("devices") or {}).get("requests") or []:
         options = request.get("firstAvailable") or [{**(request.get("exactly") or {}), "name": ""}]
-        tries = []
-        for option in options:
-            name = "/".join(filter(None, (request["name"], option["name"])))
-            own = [each for each in constraints if not each.get("requests") or request["name"] in each["requests"]]
-            tries.append(_fit_request(name, option, classes, devices, taken, own, fits))
-            if not tries[-1].problem:
-                break
-        fit = tries[-1]
-        fits.append(fit)
-        if not options[0].get("adminAccess"):
-            taken.update(
-                {each.key: "this claim" for each in fit.chosen if not each.spec.get("allowMultipleAllocations")}
-            )
-    return tuple(fits)
+        names = ["/".join(filter(None, (request["name"], option["name"]))) for option in options]
+        pairs = zip(names, options, strict=True)
+        requests.append([_option(name, option, classes, devices) for name, option in pairs])
+    entries = [(each.key, each.spec, each.counters) for each in devices]
+    search = _Search(requests, constraints, Ledger(entries, held))
+    return tuple(search.all_together() or search.one_by_one())
 
 
-def _fit_request(
+def _option(
     name: str,
     request: Mapping[str, Any],
     classes: Mapping[str, Mapping[str, Any]],
     devices: Sequence[PublishedDevice],
-    taken: Mapping[tuple[str, str, str], str],
-    constraints: Sequence[Mapping[str, Any]],
-    before: Sequence[RequestFit],
-) -> RequestFit:
-    every = request.get("allocationMode") == "All"
-    count = int(request.get("count") or 1)
+) -> _Option:
+    every, count = request.get("allocationMode") == "All", int(request.get("count") or 1)
     device_class = classes.get(str(request.get("deviceClassName", "")))
     if device_class is None:
-        return RequestFit(name, count, (), (), f"there is no DeviceClass {request.get('deviceClassName')}")
+        problem = f"there is no DeviceClass {request.get('deviceClassName')}"
+        return _Option(name, request, count, every, (), (), problem)
     parts = [*((device_class.get("spec") or {}).get("selectors") or []), *(request.get("selectors") or [])]
     expressions = [str(part["cel"]["expression"]) for part in parts if "cel" in part]
     refusals: list[DeviceRefusal] = []
     good: list[PublishedDevice] = []
     for device in devices:
-        why = next(filter(None, (why_not(text, device) for text in expressions)), "")
+        reasons = [why for why in (why_not(text, device) for text in expressions) if why]
+        why = next((each for each in reasons if not each.startswith(JUDGED_ELSEWHERE)), "".join(reasons[:1]))
         if not why and not request.get("adminAccess"):
-            why = f"in use by claim {taken[device.key]}" if device.key in taken else _taint(device, request)
+            why = _taint(device, request)
         if why:
             refusals.append(DeviceRefusal(device.name, why))
         else:
             good.append(device)
-    chosen = _constrained(good, len(good) if every else count, constraints, before)
-    enough = len(chosen) >= max(1, len(good) if every else count)
-    problem = "" if enough else f"{len(good)} devices fit, {'all' if every else count} wanted"
-    if not enough and len(good) >= count:
-        names = ", ".join(str(each.get("matchAttribute") or each.get("distinctAttribute")) for each in constraints)
-        problem = f"{len(good)} devices fit, but no {count} of them by {names}"
-    return RequestFit(name, count, tuple(chosen), tuple(refusals), problem)
+    return _Option(name, request, count, every, tuple(good), tuple(refusals))
+
+
+class _Search:
+    """Looks for devices for all requests together; ``requests``: the options of each."""
+
+    def __init__(
+        self, requests: Sequence[Sequence[_Option]], constraints: Sequence[Mapping[str, Any]], ledger: Ledger
+    ) -> None:
+        self._requests, self._constraints, self._ledger = requests, constraints, ledger
+        self._left = MAX_TRIES
+        self._chosen: list[tuple[_Option, list[PublishedDevice]]] = []
+
+    def all_together(self) -> list[RequestFit]:
+        """Return what each request gets, [] if there is no such choice."""
+        refusals = {option.name: self._free(option)[1] for options in self._requests for option in options}
+        if not self._from(0):
+            return []
+        found = ((option, tuple(picked)) for option, picked in self._chosen)
+        return [RequestFit(option.name, option.wanted, picked, refusals[option.name]) for option, picked in found]
+
+    def one_by_one(self) -> Iterator[RequestFit]:
+        """Yield what each request gets when those before it have what they got, and why not."""
+        for options in self._requests:
+            for option in options:
+                self._left = MAX_TRIES
+                free, refusals = self._free(option)
+                fits = self._may_try(option) and self._take(option, lambda: True)
+                if fits:
+                    break
+            picked = tuple(self._chosen[-1][1]) if fits else ()
+            problem = "" if fits else option.problem or self._why(option, free, refusals)
+            yield RequestFit(option.name, option.wanted, picked, refusals, problem)
+
+    def _may_try(self, option: _Option) -> bool:
+        """Return whether it can be tried at all: all devices are not known where some cannot be judged."""
+        return not option.problem and not (option.every and _unjudged(option.refusals))
+
+    def _from(self, number: int) -> bool:
+        if number == len(self._requests):
+            return True
+        return any(
+            self._may_try(option) and self._take(option, lambda: self._from(number + 1))
+            for option in self._requests[number]
+        )
+
+    def _take(self, option: _Option, rest: "Callable[[], bool]") -> bool:
+        """Choose devices of an option with which the rest succeeds; a failure leaves nothing chosen."""
+        picked: list[PublishedDevice] = []
+        self._chosen.append((option, picked))
+        if self._more(option, max(1, len(option.good)) if option.every else option.wanted, 0, picked, rest):
+            return True
+        self._chosen.pop()
+        return False
+
+    def _more(
+        self, option: _Option, count: int, begin: int, picked: list[PublishedDevice], rest: "Callable[[], bool]"
+    ) -> bool:
+        if len(picked) == count:
+            return rest()
+        for position in range(begin, len(option.good)):
+            device = option.good[position]
+            if self._left <= 0:
+                return False
+            if (not option.admin and self._ledger.why_not(device.key, option.request)) or not self._agrees(
+                option, device
+            ):
+                continue
+            self._left -= 1
+            picked.append(device)
+            if not option.admin:
+                self._ledger.take_for(device.key, option.request, "this claim")
+            again = position if device.spec.get("allowMultipleAllocations") and not option.every else position + 1
+            if self._more(option, count, again, picked, rest):
+                return True
+            picked.pop()
+            if not option.admin:
+                self._ledger.give_back(device.key)
+        return False
+
+    def _agrees(self, option: _Option, device: PublishedDevice) -> bool:
+        """Return whether a device has what is to be equal in common with those that were chosen, and nothing else."""
+        for rule in self._constraints:
+            name = rule.get("matchAttribute") or rule.get("distinctAttribute")
+            if not name or not _is_named(option, rule):
+                continue
+            value = _qualified(device, name)
+            others = [_qualified(one, name) for other, each in self._chosen if _is_named(other, rule) for one in each]
+            if value is None or any((one == value) != bool(rule.get("matchAttribute")) for one in others):
+                return False
+        return True
+
+    def _free(self, option: _Option) -> "tuple[list[PublishedDevice], tuple[DeviceRefusal, ...]]":
+        """Return the devices of an option that can be taken now, and why the others cannot: first those in use."""
+        free, refusals = [], list[DeviceRefusal]()
+        for device in option.good:
+            why = "" if option.admin else self._ledger.why_not(device.key, option.request)
+            if why:
+                refusals.append(DeviceRefusal(device.name, why))
+            else:
+                free.append(device)
+        return free, (*refusals, *option.refusals)
+
+    def _why(self, option: _Option, free: Sequence[PublishedDevice], refusals: Sequence[DeviceRefusal]) -> str:
+        unjudged = _unjudged(refusals)
+        if self._left <= 0:
+            return f"{len(free)} devices fit; so many choices {JUDGED_ELSEWHERE}"
+        if len(free) >= (len(option.good) or 1 if option.every else option.wanted):
+            names = [str(each.get("matchAttribute") or each.get("distinctAttribute")) for each in self._constraints]
+            by = f"by {', '.join(names)}" if names else "together"
+            return f"{len(free)} devices fit, but no {option.wanted} of them {by}"
+        wanted = "all" if option.every else option.wanted
+        if unjudged:
+            return f"{len(free)} devices fit, {wanted} wanted; {unjudged} {JUDGED_ELSEWHERE}"
+        return f"{len(free)} devices fit, {wanted} wanted"
+
+
+def _unjudged(refusals: Sequence[DeviceRefusal]) -> int:
+    return sum(each.why.startswith(JUDGED_ELSEWHERE) for each in refusals)
+
+
+def _is_named(option: _Option, rule: Mapping[str, Any]) -> bool:
+    names = rule.get("requests")
+    return not names or option.name in names or option.name.partition("/")[0] in names
 
 
 def _taint(device: PublishedDevice, request: Mapping[str, Any]) -> str:
@@ -180,52 +324,6 @@ def _taint(device: PublishedDevice, request: Mapping[str, Any]) -> str:
     return ""
 
 
-def _constrained(
-    good: Sequence[PublishedDevice],
-    count: int,
-    constraints: Sequence[Mapping[str, Any]],
-    before: Sequence[RequestFit],
-) -> list[PublishedDevice]:
-    """Return the first devices that agree with each other, and with those of other requests, in what is to be equal.
-
-    And that differ in what is to be distinct.
-    """
-    earlier = [each for fit in before for each in fit.chosen]
-
-    def bound_by(rule: str) -> "list[tuple[str, list[PublishedDevice]]]":
-        found = [(each[rule], each.get("requests")) for each in constraints if each.get(rule)]
-        return [(name, [one for one in earlier if _named(one, before, requests)]) for name, requests in found]
-
-    for name, others in bound_by("distinctAttribute"):
-        good = _distinct(good, name, others)
-    bound = bound_by("matchAttribute")
-    if not bound:
-        return list(good[:count])
-    for first in good:
-        wanted = [_qualified(first, name) for name, _ in bound]
-        agree = all(
-            value is not None and all(_qualified(one, name) == value for one in others)
-            for value, (name, others) in zip(wanted, bound, strict=True)
-        )
-        same = [each for each in good if [_qualified(each, name) for name, _ in bound] == wanted]
-        if agree and len(same) >= count:
-            return same[:count]
-    return []
-
-
-def _distinct(good: Sequence[PublishedDevice], name: str, others: Sequence[PublishedDevice]) -> list[PublishedDevice]:
-    """Return the first devices whose values of an attribute are all different, also from those of others."""
-    found: dict[Any, PublishedDevice] = {}
-    for device in good:
-        found.setdefault(_qualified(device, name), device)
-    taken = {None, *(_qualified(each, name) for each in others)}
-    return [device for value, device in found.items() if value not in taken]
-
-
-def _named(device: PublishedDevice, before: Sequence[RequestFit], requests: Any) -> bool:
-    return any(device in fit.chosen and (not requests or fit.request.partition("/")[0] in requests) for fit in before)
-
-
 def _qualified(device: PublishedDevice, name: str) -> Any:
     domain, _, short = name.rpartition("/")
     return device.value("attributes", domain or device.driver, short)
@@ -235,17 +333,24 @@ def _qualified(device: PublishedDevice, name: str) -> Any:
 
 
 def why_not(expression: str, device: PublishedDevice) -> str:
-    """Return why a device does not meet an expression, "" if it does: the condition that fails, and its values."""
+    """Return why a device does not meet an expression, "" if it does: the condition that fails, and its values.
+
+    It begins with JUDGED_ELSEWHERE where nobody can tell without what cel-python lacks.
+    """
     result = evaluate(expression, device)
     if result is True:
         return ""
-    for condition in conjuncts(expression):
-        result = evaluate(condition, device)
-        if result is not True:
-            values = ", ".join(dict.fromkeys(_value_text(device, *found) for found in _ATTRIBUTE.findall(condition)))
-            why = f"; {printable(result, 200)}" if isinstance(result, str) else ""
-            return f"not {' '.join(condition.split())}" + (f" ({values}{why})" if values or why else "")
-    return f"not {' '.join(expression.split())}"
+    found = [(condition, evaluate(condition, device)) for condition in conjuncts(expression)]
+    wrong = [(condition, each) for condition, each in found if each is not True]
+    condition, each = next(
+        (one for one in wrong if not isinstance(one[1], Unjudged)), (wrong or [(expression, result)])[0]
+    )
+    text = " ".join(condition.split())
+    if isinstance(each, Unjudged):
+        return f"{JUDGED_ELSEWHERE}: {text} ({printable(each, 200)})"
+    values = ", ".join(dict.fromkeys(_value_text(device, *one) for one in _ATTRIBUTE.findall(condition)))
+    why = f"; {printable(each, 200)}" if isinstance(each, str) else ""
+    return f"not {text}" + (f" ({values}{why})" if values or why else "")
 
 
 def _value_text(device: PublishedDevice, kind: str, domain: str, name: str) -> str:
@@ -283,86 +388,12 @@ def conjuncts(expression: str) -> tuple[str, ...]:
 
 
 def evaluate(expression: str, device: PublishedDevice) -> "bool | str":
-    """Return whether a device meets an expression, or the error as text: a missing attribute is one, as in Kubernetes.
-
-    Raises HostError (OCIGPU-DRA-6) without cel-python.
-    """
-    _celpy()
-    try:
-        result = _program(expression).evaluate({"device": _as_cel(device)})
-    except Exception as error:  # noqa: BLE001 - whatever a selector of somebody does to the library
-        return str(error.args[0] if error.args else error).partition(" (in activation")[0]
-    return bool(result)
-
-
-def _celpy() -> Any:
-    try:
-        import celpy
-    except ImportError as error:
-        hint = "Install it: pip install cel-python"
-        raise HostError("OCIGPU-DRA-6", "selectors need cel-python, which is not installed", hint) from error
-    return celpy
-
-
-class _Number(tuple[Any, ...]):
-    """A quantity or version, compared as its parts."""
-
-    __slots__ = ()
-
-
-def _compare(one: Any, two: Any) -> Any:
-    types = _celpy().celtypes
-    return types.IntType((one > two) - (one < two))
-
-
-def _quantity(text: Any) -> _Number:
-    number = parse_quantity(str(text))
-    if number is None:
-        raise ValueError(f"{text} is no quantity")
-    return _Number((number,))
-
-
-def _semver(text: Any) -> _Number:
-    core, _, rest = str(text).partition("-")
-    numbers = [int(part) for part in core.partition("+")[0].split(".")]
-    if len(numbers) != 3:
-        raise ValueError(f"{text} is no semantic version")
-    return _Number((*numbers, not rest, rest))
-
-
-@lru_cache(maxsize=256)
-def _program(expression: str) -> Any:
-    celpy = _celpy()
-    truth, text, number = (celpy.celtypes.BoolType, celpy.celtypes.StringType, celpy.celtypes.IntType)
-    functions = {
-        "quantity": _quantity,
-        "semver": _semver,
-        "compareTo": _compare,
-        "isGreaterThan": lambda one, two: truth(one > two),
-        "isLessThan": lambda one, two: truth(one < two),
-        # of strings (cel-go, ext.Strings)
-        "lowerAscii": lambda one: text(one.encode().lower().decode()),
-        "upperAscii": lambda one: text(one.encode().upper().decode()),
-        "trim": lambda one: text(one.strip()),
-        "replace": lambda one, old, new: text(one.replace(old, new)),
-        "indexOf": lambda one, part: number(one.find(part)),
-        "substring": lambda one, begin, end=None: text(one[begin:end]),
-    }
-    environment = new_environment()
-    return environment.program(environment.compile(expression), functions=functions)
-
-
-def new_environment() -> Any:
-    """Return an Environment of cel-python; the recursion limit of this process, which it raises, stays as it is."""
-    limit = sys.getrecursionlimit()
-    try:
-        return _celpy().Environment()
-    finally:
-        sys.setrecursionlimit(limit)
+    """Return whether a device meets an expression; see :func:`ocigpu.kubernetes.dra.cel.run`."""
+    return run(expression, {"device": _as_cel(device)})
 
 
 def _as_cel(device: PublishedDevice) -> Any:
-    types = _celpy().celtypes
+    types = celpy().celtypes
     text = types.StringType
     return types.MapType(
         {
@@ -378,28 +409,33 @@ def _domains(device: PublishedDevice, kind: str, types: Any) -> Any:
     found: dict[str, dict[Any, Any]] = {device.driver: {}}
     for key, content in (device.spec.get(kind) or {}).items():
         domain, _, name = key.rpartition("/")
-        ((form, value),) = content.items()
+        form, value = next(iter(content.items())) if kind == "attributes" else ("value", content.get("value"))
         found.setdefault(domain or device.driver, {})[types.StringType(name)] = _cel_value(form, value, types)
     return types.MapType({types.StringType(domain): types.MapType(part) for domain, part in found.items()})
 
 
 def _cel_value(form: str, value: Any, types: Any) -> Any:
     if form == "value":
-        return _quantity(value)
+        return quantity(value)
     if form == "version":
-        return _semver(value)
+        return semver(value)
     kind = {"int": types.IntType, "bool": types.BoolType}.get(form, types.StringType)
     return kind(value)
 
 
 def explain_fit(fits: Sequence[RequestFit], most: int = MAX_DEVICES) -> Iterator[str]:
-    """Yield what there is to say of a claim, a line each."""
+    """Yield what there is to say of a claim, a line each: one for all devices that are refused for the same reason."""
     for fit in fits:
         if not fit.problem:
             yield f"request {fit.request}: fits: {', '.join(each.name for each in fit.chosen)}"
             continue
         yield f"request {fit.request}: {fit.problem}"
-        for refusal in fit.refusals[:most]:
-            yield f"  {refusal.device}: {refusal.why}"
-        if len(fit.refusals) > most:
-            yield f"  and {len(fit.refusals) - most} more"
+        reasons: dict[str, list[str]] = {}
+        for refusal in fit.refusals:
+            reasons.setdefault(refusal.why, []).append(refusal.device)
+        for why, names in list(reasons.items())[:most]:
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            others = f"; the same: {', '.join(names[1:NAMED])}{more}" if names[1:] else ""
+            yield f"  {names[0]}: {why}{others}"
+        if len(reasons) > most:
+            yield f"  and {len(reasons) - most} more reasons"

@@ -119,18 +119,12 @@ def counter_set_name(board: str) -> str:
 
 def _counter_set(board: str, devices: Sequence[DraDevice]) -> dict[str, Any]:
     """Return what the devices of a board share; a GPU with several drivers for it is there once."""
-    names = {name for device in devices if device.board == board for name in _counters(device)}
+    names = {name for device in devices if device.board == board for name in device.counters}
     return {"name": counter_set_name(board), "counters": _ones(sorted(names) or ["gpu"])}
 
 
 def _ones(names: Iterable[str]) -> dict[str, dict[str, str]]:
     return {name: {"value": "1"} for name in names}
-
-
-def _counters(device: DraDevice) -> list[str]:
-    """Return the counters of which a device needs one: its memory slices, and the media engines, for one of a GPU."""
-    media = ["media-engines"] if "+me" in str(device.attributes.get("profile", {}).get("string")) else []
-    return [f"memory-slice-{number}" for number in device.memory] + media
 
 
 def _device(device: DraDevice, whole: Mapping[str, Any] | None, features: ApiFeatures) -> dict[str, Any]:
@@ -141,7 +135,7 @@ def _device(device: DraDevice, whole: Mapping[str, Any] | None, features: ApiFea
         for name, policy in device.policies.items() if features.sharing else ():
             entry["capacity"][name]["requestPolicy"] = policy
     if whole is not None:
-        counters = _ones(_counters(device)) if device.kind == "mig" else whole["counters"]
+        counters = _ones(device.counters) if device.kind == "mig" else whole["counters"]
         entry["consumesCounters"] = [{"counterSet": whole["name"], "counters": counters}]
     if device.shared and features.sharing:
         entry["allowMultipleAllocations"] = True
