@@ -31,6 +31,7 @@ from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.provision.loader import LoaderFacts, read_loader_facts
 from ocigpu.provision.sonames import SonameLinks, read_soname_links
 from ocigpu.system.log import get_trace, step
+from ocigpu.system.namespaces import in_initial_user_namespace
 from ocigpu.system.proc import read_mounts
 
 TYPE_CHECKING = False
@@ -85,12 +86,7 @@ def find_rootfs(text: bytes) -> str:
     or no mount namespace, or when the root is the host's.
     """
     state = parse_state(text, wants_pid=False)
-    if state.root:
-        rootfs = os.path.normpath(os.path.join(state.bundle, state.root))
-    else:
-        document = read_config(state.bundle)
-        check_can_have_gpus(document.config, document.path)
-        rootfs = rootfs_path(document.config, state.bundle)
+    rootfs = os.path.normpath(os.path.join(state.bundle, state.root)) if state.root else _rootfs_of_bundle(state.bundle)
     try:
         found = os.stat(rootfs)
     except OSError as error:
@@ -98,6 +94,26 @@ def find_rootfs(text: bytes) -> str:
     if not stat.S_ISDIR(found.st_mode) or os.path.samestat(found, os.stat("/")):
         raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: not a directory below the host's root")
     return rootfs
+
+
+def _rootfs_of_bundle(bundle: str) -> str:
+    """Return the root directory that config.json names, or the one that this process is in where it cannot be read.
+
+    Podman has its bundles where the root of a container's user namespace has no way to (--userns=auto as root).  runc
+    is in the container's root directory when it starts these hooks (libcontainer, prepareRootfs).
+    """
+    try:
+        document = read_config(bundle)
+    except SpecError:
+        if in_initial_user_namespace():
+            raise
+        points = {mount.point: mount.type for mount in read_mounts().values()}  # of later mounts at one place the last
+        place = os.getcwd()
+        if place == "/" or place not in points or points.get(f"{place}/proc") != "proc":
+            raise
+        return place
+    check_can_have_gpus(document.config, document.path)
+    return rootfs_path(document.config, bundle)
 
 
 def _with_real_ldconfig(command: "Command") -> "Command":

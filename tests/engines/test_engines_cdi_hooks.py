@@ -468,7 +468,7 @@ def test_links_of_an_image_do_not_lead_to_the_host(
     assert "INT-1" not in result.stderr
 
 
-@RUNTIMES
+@pytest.mark.parametrize(("low_level", "closed"), [("runc", False), ("crun", False), ("runc", True)])
 @FORMS
 def test_the_hooks_work_in_a_user_namespace(
     make_bundle: MakeBundle,
@@ -476,8 +476,13 @@ def test_the_hooks_work_in_a_user_namespace(
     runtime_environment: dict[str, str],
     public_copy: PublicCopy,
     low_level: str,
+    closed: bool,
     form: str,
 ) -> None:
+    """``closed``: the bundle is where the container's user has no way to, as Podman's with --userns=auto.
+
+    crun before 1.27 goes there itself (its pull request 2035), and then starts nobody's hooks.
+    """
     program = public_copy.runtime.with_name("ocigpu-hook")
 
     def edit(config: dict[str, Any]) -> None:
@@ -490,8 +495,15 @@ def test_the_hooks_work_in_a_user_namespace(
             name = device["path"].rpartition("/")[2]
             source = str(simulated_host.directory / "dev" / name)
             config["mounts"].append({"destination": device["path"], "source": source, "options": ["bind"]})
+        if closed:
+            config["root"]["path"] = "../rootfs"
         config["linux"]["devices"] = [{"path": "/dev/kmsg", "type": "c", "major": 1, "minor": 11}]  # crun: bundle "/"
 
     bundle = make_bundle(LOOK, edit=edit)
     give_to(bundle / "rootfs", 100000, 100000)
+    if closed:
+        private = bundle / "private"
+        private.mkdir(mode=0o700)
+        (bundle / "config.json").rename(private / "config.json")
+        bundle = private
     assert_in_place(start(bundle, low_level, runtime_environment))
