@@ -225,8 +225,8 @@ def _print_rows(verified: "Verified") -> None:
     if verified.unanswered:
         problems.insert(0, f"requested and not given: {verified.unanswered}; {HOW_TO_ASK}")
     for text in problems:
-        print(f"not as granted: {text}")
-    print(f"verdict: {verified.verdict}")
+        print(f"not as granted: {printable(text)}")
+    print(f"verdict: {printable(verified.verdict)}")
 
 
 def attach_command(
@@ -314,7 +314,7 @@ def repair_command(
         for text in row["lost"]:
             print(f"{name}: {'given back' if row['done'] else 'lost'}: {printable(text)}")
         if row["right"]:
-            print(f"{name}: {'before: ' if row['lost'] else 'nothing is lost: '}{', '.join(row['right'])}")
+            print(f"{name}: {'before: ' if row['lost'] else 'nothing is lost: '}{printable(', '.join(row['right']))}")
         show.notes(row["notes"])
     if not rows:
         print("no container runs")

@@ -94,7 +94,7 @@ def _explain_claim(target: str, kubeconfig: str) -> "show.Answer":
     for line in (*found.notes, *explain_fit(found.fits)):
         print(printable(line))
     if found.allocated:
-        print(f"it is allocated: {', '.join(found.allocated)}")
+        print(printable(f"it is allocated: {', '.join(found.allocated)}"))
 
 
 def _is_name_of_error(text: str) -> bool:

@@ -172,7 +172,7 @@ def _check(options: _Source, gpu: str, baseline: str, table: str) -> "show.Answe
     data = [{**one._asdict(), "text": one.text} for one in deviations]
     yield {"gpus": names, "deviations": data, "notes": notes}, int(bool(deviations))
     for one in deviations:
-        print(f"{show.styled('deviates:', '31')} {one.text}")
+        print(f"{show.styled('deviates:', '31')} {printable(one.text)}")
     show.notes(notes)
     if not deviations:
         who = f"{printable(accepted.approved_by)} signed off on {accepted.approved_at}"

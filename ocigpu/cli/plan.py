@@ -263,7 +263,7 @@ def _print_each(steps: "Sequence[Step]", states: bool) -> None:
             print(printable(heading))
         target = f" -> {step.source}" if step.what.startswith("link ") else ""
         before = f"{step.now or '-':<{width}}" if states else _sign(step)
-        print(f"    {show.coloured(before)}  {printable(step.what + target)}" if before else f"    {step.what}{target}")
+        print(f"    {show.coloured(before) + '  ' if before else ''}{printable(step.what + target)}")
 
 
 def _sign(step: Step) -> str:

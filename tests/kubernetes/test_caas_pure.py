@@ -24,7 +24,13 @@ from ocigpu.kubernetes.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
 from ocigpu.kubernetes.tenants.service.keeper import plan_of, wait_at_most
-from ocigpu.kubernetes.tenants.service.lifecycle import REASONS, ContainerStanding, read_standing
+from ocigpu.kubernetes.tenants.service.lifecycle import (
+    MAX_JUDGED,
+    REASONS,
+    ContainerStanding,
+    judge_output,
+    read_standing,
+)
 from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, SCOPES, ContainerRequest, Phases
 from ocigpu.kubernetes.tenants.service.pods import PodOptions, plan_pod, plan_secret, plan_volumes
 from ocigpu.kubernetes.tenants.service.problems import PROBLEMS, Refusal
@@ -246,6 +252,11 @@ def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
 
 
 WAITING = {"phase": "Pending", "conditions": READY}
+GONE = {
+    "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists",
+    "lastTransitionTime": "2026-11-23T11:00:00Z",
+}  # fmt: skip
+"""As the pod garbage collector of Kubernetes marks pods of a node that was deleted, before it removes them."""
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9 nodes"}
 
 
@@ -277,7 +288,10 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
         (ended(1), [], "failed", "exit_nonzero"),
         (ended(137, "OOMKilled"), [], "failed", "oom_killed"),
         (ended(127, "StartError"), [], "failed", "container_start_failed"),
-        (ended(1, message="error code 802: system not yet initialized"), [], "failed", "cuda_fabric_not_ready"),
+        ({**running(), "phase": "Failed", "conditions": [*READY, GONE]}, [], "failed", "node_lost"),
+        ({**running(), "phase": "Failed", "conditions": [*READY, {**GONE, "reason": "EvictionByEvictionAPI"}]}, [],
+         "failed", "evicted"),
+        ({**ended(3), "conditions": [*READY, GONE]}, [], "failed", "exit_nonzero"),
         ({"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed: OCIGPU-FAB-3"}, [],
          "failed", "gpu_unavailable"),
         ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, [], "failed", "gpu_unavailable"),
@@ -301,6 +315,39 @@ def test_a_pod_that_goes_is_stopping() -> None:
         "stopping",
         "deleted",
     )
+
+
+def test_a_node_that_was_deleted_is_told_with_its_time() -> None:
+    found = read_standing(pod({**running(), "phase": "Failed", "conditions": [*READY, GONE]}), ACCEPTED)
+    assert (found.detail, found.finished) == ("PodGC: node no longer exists", ACCEPTED + 3600)
+    leaving = {**running(), "conditions": [GONE, *READY]}
+    assert read_standing(pod(leaving, deletionTimestamp="2026-11-23T10:03:00Z"), ACCEPTED)[:2] == (
+        "stopping",
+        "node_lost",
+    )
+
+
+@pytest.mark.parametrize("how", [{}, {"reason": "OOMKilled"}])
+def test_what_a_container_printed_is_in_no_detail(how: dict[str, str]) -> None:
+    """The kubelet's message of a container that ran is the container's own."""
+    status = ended(1, message="token=s3cret", **how)
+    assert "s3cret" not in str(read_standing(pod(status), ACCEPTED))
+    last = status["containerStatuses"][0]["state"]
+    waiting = [{**one, "lastState": last} for one in main_status(waiting={"reason": "CrashLoopBackOff"})]
+    found = read_standing(pod({**running(), "containerStatuses": waiting}), ACCEPTED)
+    assert (found.reason, "s3cret" in str(found)) == ("restarting", False)
+    never = ended(127, "StartError", 'exec: "nothing": not found')
+    assert "not found" in read_standing(pod(never), ACCEPTED).detail
+    assert "terminationMessagePolicy" not in json.dumps(plan_pod(plan_of(container()), PodOptions()))
+
+
+def test_an_error_of_cuda_is_seen_in_the_last_lines() -> None:
+    failed = read_standing(pod(ended(1)), ACCEPTED)
+    line = b"2026-11-23T10:02:00Z error code 802: system not yet initialized\n"
+    assert judge_output(failed, line).reason == "cuda_fabric_not_ready"
+    assert judge_output(failed, line + b"x" * MAX_JUDGED).reason == "exit_nonzero"
+    assert judge_output(failed, b"\xff" * 10).reason == "exit_nonzero"
+    assert judge_output(read_standing(pod(ended()), ACCEPTED), line).reason == "completed"
 
 
 def test_the_time_of_each_phase_is_known() -> None:

@@ -499,6 +499,41 @@ def test_watches_that_break_and_versions_that_are_too_old(lab: Lab, key: str) ->
     wait_for("readiness", lambda: lab.ask("GET", "/readyz").status == 200)
 
 
+def test_a_secret_that_a_container_printed_is_in_its_log_alone(lab: Lab, key: str) -> None:
+    """With the last lines in the pod's status, as the kubelet would put them there for whoever asks it to."""
+    made = lab.run(key)
+    name = lab.pod(made)["metadata"]["name"]
+    lab.cluster.log("tenant-landon", name, "2026-11-23T10:02:01Z token=s3cret: error 802")
+    lab.set_status(made, **ended(1, message="token=s3cret: error 802"))
+    assert lab.wait(key, made, "failed")["reason"] == "cuda_fabric_not_ready"
+    reader = lab.key("landon", "containers:read")
+    seen = [lab.ask("GET", path, reader).body for path in (f"{PATH}/{made}", "/v1/events?limit=200", "/v1/overview")]
+    assert "s3cret" not in json.dumps(seen)
+    told = lab.cluster._objects["events.k8s.io/events"]
+    wait_for("its event", lambda: any(one["regarding"]["name"] == name for one in list(told.values())))
+    wait_for("its end to be told", lambda: "CudaFabricNotReady" in str(list(told.values())))
+    assert "s3cret" not in str(list(told.values()))
+    assert lab.ask("GET", f"{PATH}/{made}/logs", reader).body["code"] == "scope_missing"
+    assert "s3cret" in lab.ask("GET", f"{PATH}/{made}/logs", key).body.decode()
+
+
+def test_a_pod_that_went_with_its_node_is_told(lab: Lab, key: str) -> None:
+    """Where nobody marked it before it was removed."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}
+    lab.cluster.create(node)
+    made = lab.run(key)
+    lab.bind(made)
+    lab.set_status(made, **running())
+    assert lab.wait(key, made, "running")["node"] == "n1"
+    keeper = lab.server.keeper
+    assert keeper
+    wait_for("the node to be seen", lambda: not keeper.is_gone("n1"))
+    lab.cluster.delete("Node", "n1")
+    wait_for("the node to be gone", lambda: keeper.is_gone("n1"))
+    lab.cluster.delete("Pod", made.replace("_", "-"), "tenant-landon", gracePeriodSeconds=0)
+    assert lab.wait(key, made, "failed")["reason"] == "node_lost"
+
+
 def test_a_pod_that_somebody_removed_is_told(lab: Lab, key: str) -> None:
     made = lab.run(key)
     lab.pod(made)

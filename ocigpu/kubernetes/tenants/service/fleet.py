@@ -26,6 +26,11 @@ class Fleet:
     def problems(self) -> list[str]:
         return [each.problem for each in self._followed.values()]
 
+    def is_gone(self, node: str) -> bool:
+        """Whether the cluster has no node of this name; False while nobody can say."""
+        nodes = self._followed["Node"]
+        return not nodes.problem and ("", node) not in nodes.objects
+
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, ClusterError, Follower
-from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, read_standing, read_time
+from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, judge_output, read_standing, read_time
 from ocigpu.kubernetes.tenants.service.models import FINAL
 from ocigpu.kubernetes.tenants.service.pods import (
     ID_LABEL,
@@ -104,6 +104,8 @@ class Keeper:
         self.store, self.cluster, self.options, self.log = store, cluster, options, log
         self.keep_seconds, self.pod_seconds, self.pace = keep_seconds, pod_seconds, pace
         self.bell = Bell()
+        self.is_gone: Callable[[str], bool] = lambda _node: False
+        """Tells whether a node is known to be no longer there."""
         self._pods = Follower(cluster, "Pod", Backoff(pace.first, pace.longest), log, ours=True)
         self._due: dict[str, float] = {}
         self._busy: set[str] = set()
@@ -197,10 +199,10 @@ class Keeper:
                 return None
             pod = await self.cluster.get("Pod", object_name(container.id), namespace_name(container.tenancy))
             if pod is None:
-                self.store.note_standing(
-                    container.id,
-                    ContainerStanding("failed", "pod_lost", finished=self.store.clock(), node=container.standing.node),
-                )
+                node = container.standing.node
+                why = "node_lost" if node and self.is_gone(node) else "pod_lost"
+                over = ContainerStanding("failed", why, finished=self.store.clock(), node=node)
+                self.store.note_standing(container.id, over)
                 return None
         return await self._observe(container, pod)
 
@@ -211,11 +213,12 @@ class Keeper:
             events = []  # they only tell more
         standing = read_standing(pod, container.created, events)
         if standing.lifecycle in FINAL:
-            await self._keep_log(container)
+            standing = judge_output(standing, await self._keep_log(container))
         self.store.note_standing(container.id, standing)
         return self.pace.look if standing.lifecycle not in (*FINAL, "running") else None
 
-    async def _keep_log(self, container: StoredContainer) -> None:
+    async def _keep_log(self, container: StoredContainer) -> bytes:
+        """Keep what a container printed; returns it."""
         kept = bytearray()  # and no list: what a tenant prints has as many lines as it likes
         count = 0
         try:
@@ -229,9 +232,10 @@ class Keeper:
         except ClusterError as error:
             if error.status == 0:
                 raise
-            return  # it never ran: there is none
+            return b""  # it never ran: there is none
         _trim(kept)
         self.store.keep_log(container.id, bytes(kept))
+        return bytes(kept)
 
     async def _make(self, container: StoredContainer) -> float | None:
         tenancy = await self._read_tenancy(container)

@@ -20,6 +20,9 @@ REASONS: Mapping[str, str] = WORDS["reasons"]
 """Every reason, with its meaning."""
 _POD_REASONS: Mapping[str, str] = WORDS["pods"]
 _WAITING: Mapping[str, str] = WORDS["waiting"]
+_DISRUPTIONS: Mapping[str, str] = WORDS["disruptions"]
+MAX_JUDGED = 16 << 10
+"""Bytes of output, its last, in which errors of CUDA are looked for."""
 _TIMED_OUT = re.compile(r"deadline ?exceeded|timed? ?out|timeout", re.IGNORECASE)
 _FABRIC = re.compile(
     r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|\berror 802\b", re.I
@@ -59,11 +62,10 @@ def read_standing(pod: Fields, accepted: float, events: Sequence[Fields] = ()) -
         started=read_time(running.get("startedAt") or ended.get("startedAt")),
     )
     if found.lifecycle in FINAL:
-        over = [
-            read_time(ended.get("finishedAt")),
-            *(read_time(one.get("lastTransitionTime")) for one in _conditions(status)),
-        ]
-        found = found._replace(finished=next((at for at in over if at is not None), None))
+        over = [read_time(one.get("lastTransitionTime")) for one in _conditions(status)]
+        last = max((at for at in over if at is not None), default=None)
+        at = read_time(ended.get("finishedAt"))
+        found = found._replace(finished=last if at is None else at)
     return found._replace(phases=dict(_phases(pod, found, accepted, events)))
 
 
@@ -74,7 +76,7 @@ def _judge(pod: Fields, status: Fields, container: Fields, events: Sequence[Fiel
     if phase in ("Succeeded", "Failed"):
         return _judge_ended(phase, status, state.get("terminated") or {})
     if pod.get("metadata", {}).get("deletionTimestamp"):
-        return "stopping", "deleted", ""
+        return "stopping", *(_why_disrupted(status) or ("deleted", ""))
     if status.get("reason") == "NodeLost" or phase == "Unknown":
         return "running", "node_lost", _text(status.get("message"))
     conditions = {one.get("type"): one for one in _conditions(status)}
@@ -91,7 +93,7 @@ def _judge(pod: Fields, status: Fields, container: Fields, events: Sequence[Fiel
         lifecycle = "pulling" if known == "image_pull_failed" else "booting" if known != "restarting" else "running"
         ended = (container.get("lastState") or {}).get("terminated") or {}
         if known == "restarting" and ended:
-            return lifecycle, known, _text(f"{_why_ended(ended)[0]}: {_why_ended(ended)[1]}".rstrip(": "))
+            return lifecycle, known, ": ".join(filter(None, _why_ended(ended)))
         return lifecycle, known, _text(waiting.get("message"))
     if _failed(events, "FailedMount", "FailedAttachVolume"):
         return "booting", "volume_mount_failed", _message(events, "FailedMount", "FailedAttachVolume")
@@ -113,18 +115,35 @@ def _judge_ended(phase: str, status: Fields, ended: Fields) -> tuple[str, str, s
     if reason:
         known = _POD_REASONS.get(reason, "gpu_unavailable" if reason.startswith("OutOf") else "unknown")
         return "failed", known, _text(f"{'' if known != 'unknown' else reason + ': '}{status.get('message') or ''}")
+    if not ended and (why := _why_disrupted(status)):  # nobody was there to say how its container ended
+        return "failed", *why
     return "failed", *_why_ended(ended)
 
 
+def _why_disrupted(status: Fields) -> tuple[str, str] | None:
+    """Return reason and detail of who ends a pod, None for nobody: "Disruptions", pod disruption conditions."""
+    for one in _conditions(status):
+        if one.get("type") == "DisruptionTarget" and one.get("status") == "True":
+            return _DISRUPTIONS.get(str(one.get("reason")), "evicted"), _text(one.get("message"))
+    return None
+
+
 def _why_ended(ended: Fields) -> tuple[str, str]:
-    message = _text(ended.get("message"))
+    """Return reason and detail.  The message of a container that ran is the container's: who may not read its logs
+    does not read it here.
+    """
     if ended.get("reason") == "OOMKilled":
-        return "oom_killed", message
+        return "oom_killed", ""
     if ended.get("reason") in ("ContainerCannotRun", "StartError"):
-        return "container_start_failed", message
-    if _FABRIC.search(str(ended.get("message") or "")):
-        return "cuda_fabric_not_ready", message
-    return ("exit_nonzero", message) if ended.get("exitCode") else ("unknown", _text(ended.get("reason")))
+        return "container_start_failed", _text(ended.get("message"))
+    return ("exit_nonzero", "") if ended.get("exitCode") else ("unknown", _text(ended.get("reason")))
+
+
+def judge_output(standing: ContainerStanding, printed: bytes) -> ContainerStanding:
+    """Return the standing of a container that has ended in the light of the last lines that it printed."""
+    if standing.reason == "exit_nonzero" and _FABRIC.search(printed[-MAX_JUDGED:].decode("utf-8", "replace")):
+        return standing._replace(reason="cuda_fabric_not_ready")
+    return standing
 
 
 def _phases(

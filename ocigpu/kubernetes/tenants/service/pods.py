@@ -114,7 +114,6 @@ def plan_pod(plan: ContainerPlan, options: PodOptions) -> dict[str, Any]:
         "image": request["image"],
         "resources": {"limits": limits},
         "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     optional = {
         "command": [_literal(word) for word in request["command"]],

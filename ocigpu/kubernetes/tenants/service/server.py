@@ -241,6 +241,7 @@ class CaasServer:
         self.keeper = keeper
 
         fleet = Fleet(cluster, keeper.bell, options.pods.resource, self.log, options.pace)
+        keeper.is_gone = fleet.is_gone
         herald = Herald(self.store, cluster, keeper.bell, self.log, options.pace)
 
         @contextlib.asynccontextmanager
