@@ -160,10 +160,12 @@ def agent_command(
     reports: list[Report] = []
     if node_name := node_name or os.environ.get("NODE_NAME", ""):
         with needing("--node-name needs lightkube"):
-            from ocigpu.kubernetes.tenants.report import LeaseReporter
+            from ocigpu.kubernetes.tenants.report import LeaseReporter, LeaseWatch
             from ocigpu.kubernetes.tenants.resources import Documents
         writer = ThreadPoolExecutor(1, "report")
-        reports.append(LeaseReporter(Documents(), node_name, writer, log, modules=hands.modules).step)
+        watch = LeaseWatch(Documents(), node_name)
+        watch.start()
+        reports.append(LeaseReporter(Documents(), node_name, writer, log, modules=hands.modules, watch=watch).step)
     if metrics:
         from ocigpu.kubernetes.tenants.metrics import LeaseMetrics, serve_metrics
 

@@ -12,13 +12,14 @@ from lease_lab import GPUS, Inline
 from support.cluster import Cluster
 from support.cluster_rules import evaluate
 from support.lines import Lines
+from support.process import wait_for
 from support.product import REPOSITORY
 
 from ocigpu.cli.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.config import parse_flags, read_configuration
 from ocigpu.kubernetes.tenants.lease import Lease, Phase
-from ocigpu.kubernetes.tenants.report import LeaseReporter, lease_name
+from ocigpu.kubernetes.tenants.report import LeaseReporter, LeaseWatch, lease_name
 from ocigpu.kubernetes.tenants.resources import Documents
 
 VALUES: dict[str, Any] = {
@@ -149,8 +150,11 @@ def test_the_accounts_rights_are_those_that_the_agent_uses() -> None:
         documents = Documents(cluster.client(AGENT))
         for kind in ("Role", "RoleBinding"):
             cluster.apply(of_kind(found, kind)["ocigpu-lease-agent"])
-        reporter = LeaseReporter(documents, "n1", Inline(), log)
+        watch = LeaseWatch(documents, "n1")
+        watch.start()
+        reporter = LeaseReporter(documents, "n1", Inline(), log, watch=watch)
         reporter.step({GPUS[0]: Lease(GPUS[0], Phase.FREE, 1)}, 0.0)
+        wait_for("the watch", watch.has_news)
         reporter.step({GPUS[0]: Lease(GPUS[0], Phase.RESERVED, 2)}, 1.0)
         reporter.step({GPUS[0]: Lease(GPUS[0], Phase.QUARANTINED, 2)}, 2.0)
         reporter.step({GPUS[0]: Lease(GPUS[0], Phase.QUARANTINED, 2)}, 3.0)

@@ -9,12 +9,13 @@ import pytest
 from lease_lab import GPUS, MODULES, Inline, World
 from support.cluster import Cluster
 from support.lines import Lines
+from support.process import wait_for
 
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.tenants.announce import make_event
 from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, LeaseHolder, Phase
 from ocigpu.kubernetes.tenants.objects import LeaseWish, notices_between, read_wish
-from ocigpu.kubernetes.tenants.report import LeaseReporter, lease_name
+from ocigpu.kubernetes.tenants.report import LOOK_SECONDS, LeaseReporter, LeaseWatch, lease_name
 from ocigpu.kubernetes.tenants.resources import Documents
 from ocigpu.kubernetes.tenants.service.fleet import view_nodes
 from ocigpu.kubernetes.tenants.tenancy import find_held_leases
@@ -118,6 +119,42 @@ def test_a_node_asks_once_for_all_of_its_gpus(cluster: Cluster) -> None:
     assert {method for method, _ in sent} == {"GET", "PATCH"}
     assert sum(method == "GET" for method, _ in sent) == 2 * 60
     assert sum(method == "PATCH" for method, _ in sent) == 1, "that its wish was seen"
+
+
+def test_with_a_watch_nobody_asks_and_a_wish_is_heard_at_once(cluster: Cluster) -> None:
+    """The wish, an object that is gone, and a watch that breaks; the events of our own writes are nothing new."""
+    leases, clock, log = {gpu: Lease(gpu, Phase.FREE, 3) for gpu in GPUS}, [0.0], Lines()
+    watch = LeaseWatch(Documents(cluster.client()), "node-1")
+    watch.start()
+    reporter = LeaseReporter(
+        Documents(cluster.client()), "node-1", Inline(), log, lambda: 1.7e9, lambda: clock[0], watch=watch
+    )
+
+    def step(seconds: float = 1.0) -> list[str]:
+        clock[0] += seconds
+        return list(reporter.step(leases, 0.0))
+
+    def count(method: str) -> int:
+        return methods(cluster).count(method)
+
+    assert step() == []
+    wait_for("the watch", watch.has_news)  # of its own writes
+    reads, writes = count("GET"), count("PATCH")
+    for _ in range(60):
+        assert step() == []
+    assert (count("GET"), count("PATCH")) == (reads, writes), "nothing is asked for, nothing is written"
+    cluster.patch("GPULease", NAME, {"spec": {"maintenance": True}})
+    wait_for("the wish", lambda: step(0.1) == [GPUS[0]])
+    assert (count("GET"), count("PATCH")) == (reads, writes + 1), "that its wish was seen"
+    cluster.delete("GPULease", NAME)
+    wait_for("the object", lambda: step(0.1) is not None and cluster.exists("GPULease", NAME))
+    cluster.fail(1, 503, "GET", "gpuleases$")  # it cannot be begun again at once
+    cluster.drop_watches()
+    wait_for("the end of the watch", lambda: not watch.follows)
+    cluster.patch("GPULease", NAME, {"spec": {"maintenance": True}})
+    wait_for("the wish, by a list", lambda: step(LOOK_SECONDS) == [GPUS[0]])
+    wait_for("the watch again", lambda: watch.follows)
+    assert [line for line in log.lines if "answer 503" not in line] == []
 
 
 def test_an_object_that_somebody_deletes_is_made_again(cluster: Cluster) -> None:

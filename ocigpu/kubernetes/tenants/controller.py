@@ -352,9 +352,9 @@ class ControllerService:
                 self._stopping.wait(FIRST_LIST)
                 continue
             try:
-                for name in self._watched.watch("Tenancy", self._controller.version, WATCH):
+                for _, found in self._watched.watch("Tenancy", self._controller.version, WATCH):
                     backoff.reset()
-                    self._wake(name)
+                    self._wake(found["metadata"]["name"])
             except HostError as error:
                 if self._stopping.is_set():
                     return

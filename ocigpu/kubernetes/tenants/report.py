@@ -5,9 +5,13 @@ The other way round goes only what an operator wants of a GPU (:mod:`~ocigpu.kub
 Needs lightkube: it is imported only where a command has made sure of it.
 """
 
+import contextlib
+import math
+import queue
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from hashlib import sha256
 from typing import Any
@@ -25,8 +29,9 @@ API, KIND = "ocigpu.io/v1alpha1", "GPULease"
 NODE_LABEL = "ocigpu.io/node"
 """By which a node asks for its objects, all in one request."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
-LOOK_SECONDS = 10.0
-"""Between looks at what operators want."""
+LOOK_SECONDS, LOOK_RARELY = 10.0, 300.0
+"""Between looks at what operators want, without a watch and beside one."""
+WATCH_SECONDS = 300
 MAX_NOTICES = 200
 """Events that wait while the API server is gone; older ones are given up."""
 
@@ -41,11 +46,52 @@ def label_of(node: str) -> str:
     return node if len(node) <= 63 else f"{node[:46]}-{sha256(node.encode()).hexdigest()[:16]}"
 
 
+class LeaseWatch:
+    """Follows the objects of a node in a thread of its own: what operators want is heard of at once, and not asked for.
+
+    ``version``: of the last list of them, from which a watch goes on, "" for none; ``follows``: nothing is missed.
+    """
+
+    def __init__(self, documents: Documents, node: str) -> None:
+        self._documents, self._labels = documents, {NODE_LABEL: label_of(node)}
+        self._news: queue.SimpleQueue[tuple[str, Document]] = queue.SimpleQueue()
+        self._listed = threading.Event()
+        self.version, self.follows = "", False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="lease-watch", daemon=True).start()
+
+    def has_news(self) -> bool:
+        return not self._news.empty()
+
+    def take(self) -> Iterator[tuple[str, Document]]:
+        """Yield the type and the object of each event since the last call."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._news.get_nowait()
+
+    def go_on_from(self, version: str) -> None:
+        """Have it follow from a list on, where it does not."""
+        if not self.follows:
+            self.version = version
+            self._listed.set()
+
+    def _run(self) -> None:
+        while True:
+            self._listed.wait()
+            self._listed.clear()
+            self.follows = True
+            with contextlib.suppress(HostError):  # the next list says what was missed
+                for news in self._documents.watch(KIND, self.version, WATCH_SECONDS, self._labels):
+                    self._news.put(news)
+            self.follows = False
+
+
 class LeaseReporter:
     """Writes the objects of a node's leases; :meth:`step` never waits: an API server that is gone is caught up with.
 
     ``executor``: writes in a thread of its own; ``wall``: the clock of the objects' times; ``clock``: of back-off;
-    ``modules``: returns physical ids by PCI address.
+    ``modules``: returns physical ids by PCI address; ``watch``: None has it list the objects every ten seconds.
     """
 
     def __init__(
@@ -57,7 +103,9 @@ class LeaseReporter:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         modules: Callable[[], Mapping[str, int]] = dict,
+        watch: LeaseWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._documents = documents
         self._node = node
         self._executor = executor
@@ -70,7 +118,7 @@ class LeaseReporter:
         self._objects: dict[str, Document] = {}
         self._seen: Mapping[str, Lease] = {}
         self._notices: deque[tuple[Notice, float]] = deque(maxlen=MAX_NOTICES)
-        self._look_due = 0.0
+        self._looked = -math.inf
         self._under_way: Future[None] | None = None
         self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
 
@@ -86,10 +134,12 @@ class LeaseReporter:
         if self._under_way is not None and self._under_way.done():
             self._finish(self._under_way)
         if self._under_way is None and (moment := self._clock()) >= self._retry.due:
-            look = moment >= self._look_due
-            found = {gpu: lease for gpu, lease in leases.items() if look or self._has_changed(lease)}
+            follows = self._watch is not None and self._watch.follows
+            look = moment >= self._looked + (LOOK_RARELY if follows else LOOK_SECONDS)
+            news = self._watch is not None and self._watch.has_news()
+            found = {gpu: lease for gpu, lease in leases.items() if look or news or self._has_changed(lease)}
             if look:
-                self._look_due = moment + LOOK_SECONDS
+                self._looked = moment
             if found or self._notices:
                 self._under_way = self._executor.submit(self._write, found, now, look)
         acts = {gpu: act_for(leases[gpu], wish) for gpu, wish in self._wishes.copy().items() if gpu in leases}
@@ -113,8 +163,12 @@ class LeaseReporter:
     def _write(self, leases: Mapping[str, Lease], now: float, look: bool) -> None:
         """An object that the API server refuses holds no other up; the first error is raised at the end."""
         if look:
-            listed, _ = self._documents.list(KIND, labels={NODE_LABEL: label_of(self._node)})
+            listed, version = self._documents.list(KIND, labels={NODE_LABEL: label_of(self._node)})
             self._objects = {each["metadata"]["name"]: each for each in listed}
+            if self._watch is not None:
+                self._watch.go_on_from(version)
+        for event, found in self._watch.take() if self._watch else ():
+            self._take(event, found)
         first: HostError | None = None
         for gpu, lease in leases.items():
             try:
@@ -129,6 +183,16 @@ class LeaseReporter:
             self._notices.popleft()
         if first:
             raise first
+
+    def _take(self, event: str, found: Document) -> None:
+        """Believe an event, unless what we have is newer: our own writes are told, too."""
+        name, known = found["metadata"]["name"], self._objects.get(found["metadata"]["name"])
+        if known is not None and _version(known) >= _version(found):
+            return
+        if event == "DELETED":
+            self._objects.pop(name, None)
+        else:
+            self._objects[name] = found
 
     def _write_events(self, notice: Notice, moment: float) -> None:
         """Write a notice as events, about the GPU's object and about the node; one that is there is as good."""
@@ -176,6 +240,12 @@ class LeaseReporter:
             if _status_of(error) == 404:  # somebody has deleted it
                 del self._objects[name]
             raise
+
+
+def _version(found: Document) -> int:
+    """Return the version of an object: a number that grows (KEP-5504, "Comparable Resource Version")."""
+    version = str(found["metadata"].get("resourceVersion", ""))
+    return int(version) if version.isdecimal() and len(version) < 20 else 0
 
 
 def _status_of(error: HostError) -> int:

@@ -119,12 +119,14 @@ class Documents:
         scope = {"namespace": metadata["namespace"]} if metadata.get("namespace") else {}
         self._write("delete", document, lambda _, cls: self._client.delete(cls, metadata["name"], **scope) or {}, {})
 
-    def watch(self, kind: str, version: str, seconds: int) -> Iterator[str]:
-        """Yield the name of the object of each event of a kind, for so long."""
+    def watch(
+        self, kind: str, version: str, seconds: int, labels: "dict[str, Any] | None" = None
+    ) -> "Iterator[tuple[str, Document]]":
+        """Yield the type and the object of each event of a kind; the server ends each request after so long."""
+        options: dict[str, Any] = {"resource_version": version or None, "server_timeout": seconds, "labels": labels}
         try:
-            events = self._client.watch(KINDS[kind], resource_version=version or None, server_timeout=seconds)
-            for _, found in events:
-                yield found["metadata"]["name"]
+            for event, found in self._client.watch(KINDS[kind], **options):
+                yield event, dict(found)
         except (*FAILURES, RuntimeError) as error:  # RuntimeError: the client has been closed
             raise refused(f"watch {kind}", error) from error
 
