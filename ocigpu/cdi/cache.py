@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
     from typing import Any
 
-FORMAT = f"ocigpu {__version__} cdi 2 ".encode()
+FORMAT = f"ocigpu {__version__} cdi 3 ".encode()
 """The number is another one with every change of the text's form, or of what ocigpu.cdi.check accepts."""
 PREFIX = "cdi-"
 SPARE_FILES = 64

@@ -15,9 +15,11 @@ from ocigpu.cdi.values import (
     read_list,
     read_object,
     read_path,
+    read_source,
     read_text,
     read_truth,
     require,
+    require_absolute,
 )
 from ocigpu.cdi.versions import EARLIEST, is_older, minimum_version, parse_version
 from ocigpu.core.cdi_names import HOOK_STAGES, check_annotation_name, check_device, check_kind
@@ -38,6 +40,8 @@ MAX_VENDOR = 253
 MAX_ANNOTATIONS_BYTES = 262144
 MAX_CLOSID_BYTES = 4096
 
+BIND_TYPES = ("", "none", "bind", "rbind")
+"""Of mounts that are no file system of their own: the option makes a bind mount (runc, libcontainer/specconv)."""
 NODE_TYPES = ("", "b", "c", "u", "p")
 
 
@@ -215,6 +219,14 @@ def _read_mount(found: Found, value: "Any", where: "Where") -> "dict[str, Any]":
     mount = read_object(found, value, MOUNT, where)
     require(found, value, mount, "hostPath", where, "invalid mount, empty host path")
     require(found, value, mount, "containerPath", where, "invalid mount, empty container path")
+    kind = mount.get("type", "")
+    if kind in BIND_TYPES and mount.get("hostPath"):
+        require_absolute(found, mount["hostPath"], (where, "hostPath"))
+        if not {"bind", "rbind"}.intersection(mount.get("options", ())):  # seen with runc 1.1.5
+            message = (
+                'a mount without the option "bind" or "rbind": no runtime starts a container with it (no such device)'
+            )
+            found.warning((where, "options"), "mount-bind", message)
     return mount
 
 
@@ -307,7 +319,7 @@ HOOK: "Fields" = {
     "timeout": _read_uint32,
 }
 MOUNT: "Fields" = {
-    "hostPath": read_path,
+    "hostPath": read_source,
     "containerPath": read_path,
     "options": list_of(read_text),
     "type": read_text,

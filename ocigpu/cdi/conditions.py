@@ -47,8 +47,8 @@ def _check_bound(spec: "LoadedSpec", request: Request) -> None:
         "OCIGPU-REQ-2",
         f"{request.source}: {spec.path} {cause}, and supported-driver-capabilities permits"
         f" {', '.join(request.capabilities)}",
-        "Write it again with ocigpu cdi generate, which obeys the setting and says so in the file, or name the GPU by"
-        " index in mode auto or spec.",
+        "Write it again with ocigpu cdi generate --max-version 1.1.0, which obeys the setting and says so in the file"
+        " (which Podman before 4.7 does not read), or name the GPU by index in mode auto or spec.",
     )
 
 

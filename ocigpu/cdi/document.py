@@ -21,11 +21,12 @@ DEADLINE = 10.0
 MAX_ANSWER = 64 << 20
 
 
-def read_document(path: str) -> "tuple[Any, os.stat_result]":
+def read_document(path: str, notes: "list[str] | None" = None) -> "tuple[Any, os.stat_result]":
     """Return the data of the specification file at ``path``, and what stat(2) told of the file before it was read.
 
-    Symbolic links are followed.  Raises CdiError OCIGPU-CDI-2 for anything but a readable regular file of at most
-    16 MiB with one document in it.  Must be called from a process with one thread: YAML is read by a forked child.
+    Symbolic links are followed.  ``notes``: as of :func:`parse_document`.  Raises CdiError OCIGPU-CDI-2 for anything
+    but a readable regular file of at most 16 MiB with a document in it.  Must be called from a process with one thread:
+    YAML is read by a forked child.
     """
     try:
         with open_regular(path) as file:
@@ -38,13 +39,14 @@ def read_document(path: str) -> "tuple[Any, os.stat_result]":
         raise _cannot_read(path, str(error.strerror)) from error
     except ValueError as error:  # a NUL character in the path
         raise _cannot_read(path, "not a path") from error
-    return parse_document(text, path), status
+    return parse_document(text, path, notes), status
 
 
-def parse_document(text: bytes, what: str) -> "Any":
-    """Return the data of one JSON or YAML document; ``what`` names it in messages.
+def parse_document(text: bytes, what: str, notes: "list[str] | None" = None) -> "Any":
+    """Return the data of the first JSON or YAML document; ``what`` names it in messages.
 
-    Raises CdiError OCIGPU-CDI-2 for no data, several documents, duplicate keys, what is no JSON data, and beyond the
+    ``notes`` gets a sentence where others follow: engines pass over them.  Raises CdiError OCIGPU-CDI-2 for no data,
+    duplicate keys, what is no JSON data, and beyond the
     limits of this module.  Must be called from a process with one thread.
     """
     if len(text) > MAX_BYTES:
@@ -54,14 +56,14 @@ def parse_document(text: bytes, what: str) -> "Any":
     if text.count(b",") + text.count(b"[") + text.count(b"{") > MAX_NODES:  # cheap, and before anything is built
         raise _cannot_read(what, f"more than {MAX_NODES} values")
     if not text.lstrip().startswith(b"{"):
-        return _parse_yaml(text, what)
+        return _parse_yaml(text, what, notes)
     try:
         return parse_json(text, f"read {printable(what, 300)}", "OCIGPU-CDI-2")
     except SpecError as error:
         deep = isinstance(error.__cause__, RecursionError)
         problem = _cannot_read(what, "nested too deep") if deep else CdiError(error.code, error.message)
     try:
-        return _parse_yaml(text, what)
+        return _parse_yaml(text, what, notes)
     except CdiError:
         raise problem from None  # somebody who begins with "{" means JSON
 
@@ -70,7 +72,7 @@ def _cannot_read(what: str, cause: str, hint: str | None = None) -> CdiError:
     return CdiError("OCIGPU-CDI-2", f"read {printable(what, 300)}: {printable(cause, 400)}", hint)
 
 
-def _parse_yaml(text: bytes, what: str) -> "Any":
+def _parse_yaml(text: bytes, what: str, notes: "list[str] | None") -> "Any":
     def work(pipe: int) -> bytes:
         from ocigpu.cdi.yaml_child import answer_in_child  # only the child pays for it
 
@@ -97,4 +99,6 @@ def _parse_yaml(text: bytes, what: str) -> "Any":
         raise _cannot_read(what, result["error"])
     if result["data"] is None:
         raise _cannot_read(what, "no data")
+    if "more" in result and notes is not None:
+        notes.append(f"line {result['more']}: a second document, which engines pass over")
     return result["data"]

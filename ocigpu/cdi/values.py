@@ -173,6 +173,20 @@ def _single(value: float) -> bytes:
 
 def read_path(found: Found, value: "Any", where: "Where") -> str | None:
     """Return a path; one that climbs or would disturb a terminal is an error, a relative one a warning."""
+    text = read_source(found, value, where)
+    if text:
+        require_absolute(found, text, where)
+    return text
+
+
+def require_absolute(found: Found, text: str, where: "Where") -> None:
+    """Warn of a relative path."""
+    if text[0] != "/":
+        found.warning(where, "path", f"path {quoted(text)} is not absolute")
+
+
+def read_source(found: Found, value: "Any", where: "Where") -> str | None:
+    """Return what is mounted: a path, or a word such as "tmpfs"."""
     text = read_text(found, value, where)
     if not text:
         return text
@@ -180,8 +194,6 @@ def read_path(found: Found, value: "Any", where: "Where") -> str | None:
         found.error(where, "path", f'path {quoted(text)} has a ".." component')
     if not text.isprintable() and any(c < " " or c == "\x7f" for c in text) and "\0" not in text:
         found.error(where, "path", f"path {quoted(text)} has a control character")
-    if text[0] != "/":
-        found.warning(where, "path", f"path {quoted(text)} is not absolute")
     return text
 
 

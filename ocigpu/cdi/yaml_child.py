@@ -63,6 +63,8 @@ class _Frame:
 def answer_in_child(parent: int, pipe: int, text: bytes, seconds: float) -> bytes:
     """Return, as JSON, {"data": ...}, {"error": sentence} or {"missing": why yaml cannot be imported}.
 
+    Beside data: "more" with the line at which something follows the first document, if anything does.
+
     Gives up root, ends with ``parent``, and takes at most ``seconds`` of processor time and 1 GiB of memory.
     """
     isolate(pipe)
@@ -93,8 +95,10 @@ def _restrict(seconds: float) -> None:
 
 
 def _answer(yaml: "Any", text: bytes) -> "dict[str, Any]":
+    more: list[int] = []
     try:
-        return {"data": build(yaml, text)}
+        data = build(yaml, text, more=more)
+        return {"data": data, "more": more[0]} if more else {"data": data}
     except RefusedError as error:
         return {"error": str(error)}
 
@@ -103,13 +107,14 @@ def _dump(answer: "dict[str, Any]") -> bytes:
     return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def build(yaml: "Any", text: bytes, may_be_empty: bool = False) -> "Any":
+def build(yaml: "Any", text: bytes, may_be_empty: bool = False, more: list[int] | None = None) -> "Any":
     """Return the data of one YAML document, from the events of libyaml's parser or else of PyYAML's own.
 
-    None for no document, where it ``may_be_empty``.  Raises RefusedError.
+    None for no document, where it ``may_be_empty``.  ``more``: what follows the first document is not read, as the
+    reference library does not (go.yaml.in/yaml/v2 Unmarshal); gets its line.  Raises RefusedError.
     """
     try:
-        return _build(yaml, text, may_be_empty)
+        return _build(yaml, text, may_be_empty, more)
     except yaml.MarkedYAMLError as error:
         raise RefusedError(error.problem_mark, str(error.problem)) from error
     except yaml.YAMLError as error:
@@ -118,7 +123,7 @@ def build(yaml: "Any", text: bytes, may_be_empty: bool = False) -> "Any":
         raise RefusedError(None, "it needs too much memory") from error
 
 
-def _build(yaml: "Any", text: bytes, may_be_empty: bool) -> "Any":
+def _build(yaml: "Any", text: bytes, may_be_empty: bool, more: list[int] | None) -> "Any":
     parser = (yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)(text)
     events = yaml.events
     handlers = {
@@ -135,9 +140,21 @@ def _build(yaml: "Any", text: bytes, may_be_empty: bool) -> "Any":
         handler = handlers.get(type(event))
         if handler is not None:
             handler(builder, event)
+        elif more is not None and isinstance(event, events.DocumentEndEvent):
+            more += _next_line(yaml, parser)
+            break
     if not (builder.documents or may_be_empty):
         raise RefusedError(None, "no data")
     return builder.result
+
+
+def _next_line(yaml: "Any", parser: "Any") -> list[int]:
+    """Return the line at which something follows a document, if anything does."""
+    try:
+        event = parser.get_event()
+    except yaml.MarkedYAMLError as error:
+        return [error.problem_mark.line + 1]
+    return [] if isinstance(event, yaml.events.StreamEndEvent) else [event.start_mark.line + 1]
 
 
 class _Builder:

@@ -4,7 +4,7 @@ import os
 import sys
 from itertools import chain, groupby, pairwise, repeat
 
-from ocigpu.cdi.check import Checked, check_spec
+from ocigpu.cdi.check import Checked, Problem, check_spec
 from ocigpu.cdi.generate import merge_edits
 from ocigpu.cdi.values import MAX_BYTES
 from ocigpu.cdi.versions import minimum_version
@@ -76,9 +76,14 @@ def check_file(path: str) -> Checked:
     """Return the checked content of a file, or of standard input for "-"; raises CdiError OCIGPU-CDI-2."""
     from ocigpu.cdi.document import parse_document, read_document
 
+    notes: list[str] = []
     if path == STANDARD_INPUT:
-        return check_spec(parse_document(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"))
-    return check_spec(read_document(path)[0])
+        data = parse_document(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input", notes)
+    else:
+        data, _ = read_document(path, notes)
+    checked = check_spec(data)
+    more = tuple(Problem("", note, "documents", "warning") for note in notes)
+    return checked._replace(problems=(*checked.problems, *more))
 
 
 def read_valid_spec(path: str) -> "dict[str, Any]":

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
+USUAL_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+"""Where engines look unless they are told otherwise (CDI SPEC.md)."""
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"
 
 
@@ -196,14 +198,16 @@ def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT) -> "show.
 
 
 def is_read_by_engines(path: str, settings: Settings) -> bool:
-    """Whether a file is in a directory of specifications: those of the settings, or of engines as they are made."""
+    """Whether a file is in a directory where an engine looks for specifications."""
+    from ocigpu.engines.status import read_engine_status
+
     if not path:
         return False
-    directory = os.path.dirname(os.path.abspath(path))
-    if root := _other_root(path, settings):
+    directory, root = os.path.dirname(os.path.abspath(path)), _other_root(path, settings)
+    if root:
         directory = f"/{os.path.relpath(directory, root)}"
-    directories = {os.path.realpath(one) for one in (*settings.cdi_spec_dirs, "/etc/cdi", "/var/run/cdi")}
-    return os.path.realpath(directory) in directories
+    named = (one for status in read_engine_status(root or "/") for one in status.cdi_spec_dirs)
+    return os.path.realpath(directory) in {os.path.realpath(one) for one in (*USUAL_DIRECTORIES, *named)}
 
 
 def _other_root(path: str, settings: Settings) -> str:

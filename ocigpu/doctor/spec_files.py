@@ -12,15 +12,26 @@ from ocigpu.system.files import why_untrusted
 
 EXTENSIONS = (".json", ".yaml")
 MAX_FILES = 64
+MAX_WRONG = 4
+_LACKS = {
+    "empty-edits": "{where} is missing or empty: it has deviceNodes, mounts, env or hooks",
+    "no-devices": "devices is missing or empty: a list of objects with name and containerEdits",
+}
 
 
 class SpecFile(NamedTuple):
-    """One specification: ``path`` on the host, ``directory`` its place in the list; ``problem`` "" when readable."""
+    """One specification: ``path`` on the host, ``directory`` its place in the list; ``problem`` "" when readable.
+
+    ``wrong``: what is to be corrected, a sentence with its place each.  ``claimed``: the kind that a file has which
+    cannot be used, "" where that cannot be told.
+    """
 
     path: str
     directory: int
     spec: dict[str, Any]
     problem: str = ""
+    wrong: tuple[str, ...] = ()
+    claimed: str = ""
 
     @property
     def kind(self) -> str:
@@ -79,5 +90,7 @@ def _read(files: RootFiles, path: str, directory: int) -> SpecFile:
         return SpecFile(path, directory, {}, problem)
     checked = check_spec(data)
     if checked.errors:
-        return SpecFile(path, directory, {}, checked.errors[0].text)
+        wrong = tuple(_LACKS.get(one.rule, one.text).format(where=one.where) for one in checked.errors[:MAX_WRONG])
+        claimed = str(data.get("kind", "")) if isinstance(data, dict) else ""
+        return SpecFile(path, directory, {}, checked.errors[0].text, wrong, claimed)
     return SpecFile(path, directory, checked.spec)

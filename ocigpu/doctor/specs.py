@@ -5,6 +5,7 @@ import re
 import shlex
 from typing import Any
 
+from ocigpu.cdi.check import BIND_TYPES
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
 from ocigpu.cdi.versions import VERSIONS, is_older, newest_version, parse_version, requirements
 from ocigpu.core.errors import printable
@@ -71,10 +72,18 @@ def check_unreadable(host: Host) -> list[Finding]:
             host.evidence(file.path, printable(file.problem, 300), "a valid specification"),
             problem=file.problem,
             validate=host.command("cdi", "validate", host.path(file.path)),
-            write=_write_command(host, file) if "nvidia" in file.path else f"rm {shlex.quote(host.path(file.path))}",
+            write=_correct(host, file),
         )
         for file in bad
     ]
+
+
+def _correct(host: Host, file: SpecFile) -> str | tuple[str, ...]:
+    """Return the command that writes a file again, for one that somebody else wrote what to correct in it."""
+    if os.path.basename(file.path) in ("nvidia.yaml", "nvidia.json") and file.claimed in ("", "nvidia.com/gpu"):
+        return _write_command(host, file)
+    path = host.path(file.path)
+    return tuple(f"# correct {path}: {printable(text, 300)}" for text in file.wrong or (file.problem,))
 
 
 def check_stale(host: Host) -> list[Finding]:
@@ -141,7 +150,12 @@ def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
             return reasons
     reasons = []
     edits = _all_edits(file.spec)
-    mounts = [str(mount.get("hostPath", "")) for edit in edits for mount in edit.get("mounts", ())]
+    mounts = [
+        str(mount.get("hostPath", ""))
+        for edit in edits
+        for mount in edit.get("mounts", ())
+        if mount.get("type", "") in BIND_TYPES
+    ]
     versions = {match[1] for match in map(_VERSIONED.search, mounts) if match}
     driver = host.driver_version
     if driver and versions and driver not in versions:

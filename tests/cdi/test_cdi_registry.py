@@ -476,7 +476,7 @@ def damage(content: bytes) -> list[bytes]:
         content[: len(content) // 2],
         content + b"x",
         content.replace(b"WHERE=a", b"WHERE=b"),
-        content.replace(b"cdi 2", b"cdi 1"),
+        content.replace(b"cdi 3", b"cdi 2"),
         b"\n".join([lines[0], *lines[2:]]),
         b"\0" * len(content),
         b"[]\n",

@@ -1,5 +1,7 @@
 """WSL: the one device, which driver store counts, what is mounted and linked."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -137,3 +139,19 @@ def test_the_mode_is_found_by_itself(tmp_path: Path) -> None:
     spec = generate(OPTIONS, write_tree(tmp_path, ONE)).spec
     assert [device["name"] for device in spec["devices"]] == ["all"]
     assert spec["annotations"]["ocigpu/fingerprint"].startswith("source=wsl stores=1-")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("named", [True, False], ids=["--dev-root", "the driver root has it"])
+def test_the_node_is_that_of_the_root_that_is_named(tmp_path: Path, named: bool) -> None:
+    """As with every other source of devices; /sys is this machine's, which has no such device."""
+    tree = {path: text for path, text in ONE.items() if path.startswith("/usr/")}
+    settings = write_tree(tmp_path / "driver", tree)
+    dev_root = tmp_path / ("dev root" if named else "driver")
+    (dev_root / "dev").mkdir(parents=True, exist_ok=True)
+    os.mknod(dev_root / "dev/dxg", 0o666 | stat.S_IFCHR, os.makedev(10, 125))
+    settings = settings._replace(
+        simulation_root="", driver_root=str(tmp_path / "driver"), driver_dev_root=str(dev_root) if named else ""
+    )
+    (node,) = draft_from("wsl", OPTIONS, settings).devices[0].edits["deviceNodes"]
+    assert (node["path"], node["hostPath"]) == ("/dev/dxg", f"{dev_root}/dev/dxg")

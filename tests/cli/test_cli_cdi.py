@@ -22,7 +22,7 @@ SMALL = {
     "cdiVersion": "0.3.0",
     "kind": "vendor.com/thing",
     "devices": [{"name": "a", "containerEdits": {"env": ["A=1"], "deviceNodes": [{"path": "/root/dev/null"}]}}],
-    "containerEdits": {"mounts": [{"hostPath": "/root/etc", "containerPath": "/etc/thing", "options": ["ro"]}]},
+    "containerEdits": {"mounts": [{"hostPath": "/root/etc", "containerPath": "/etc/thing", "options": ["bind"]}]},
 }
 
 
@@ -594,7 +594,7 @@ RULES = {
         "containerEdits.hooks[0].hookName: invalid hook name",
     ),
     "path": (
-        {"containerEdits": {"mounts": [{"hostPath": "/a/../b", "containerPath": "/b"}]}},
+        {"containerEdits": {"mounts": [{"hostPath": "/a/../b", "containerPath": "/b", "options": ["bind"]}]}},
         "containerEdits.mounts[0].hostPath: path",
     ),
     "unknown-field": ({"garbage": 1}, 'unknown field "garbage"'),
@@ -624,7 +624,7 @@ def test_show_gives_the_edits_of_a_device_with_those_of_its_file(cdi: Run, tmp_p
     assert (status, err) == (0, "")
     assert str(path) in out
     assert "node /root/dev/null" in out
-    assert "hostPath /root/etc, options ro" in out
+    assert "hostPath /root/etc, options bind" in out
     data = json.loads(cdi("show", "vendor.com/thing=a", "--json")[1])
     edits = {**SMALL["containerEdits"], **SMALL["devices"][0]["containerEdits"]}  # type: ignore[dict-item,index]
     assert (data["device"], data["file"], data["containerEdits"]) == ("vendor.com/thing=a", str(path), edits)
@@ -765,6 +765,7 @@ def test_a_directory_of_engines_gets_a_version_that_they_read(
     monkeypatch.delenv("OCIGPU_CDI_MAX_VERSION")
     engines = {"podman": release.rpartition(" ")[2]} if release else {}
     monkeypatch.setattr("ocigpu.doctor.versions.read_engine_releases", lambda _files: engines)
+    monkeypatch.setattr("ocigpu.cli.cdi_generate.USUAL_DIRECTORIES", (str(tmp_path / "high"),))
     file, elsewhere = tmp_path / "high" / "nvidia.yaml", tmp_path / "elsewhere" / "nvidia.yaml"
     for words in (["generate", "--output", file], ["refresh", "--output", file], ["generate", f"--output={file}"]):
         assert cdi(*words)[0] == 0
@@ -777,3 +778,21 @@ def test_a_directory_of_engines_gets_a_version_that_they_read(
     assert cdi("generate", "--output", below)[0] == 0
     below.unlink()
     below.parent.rmdir()
+
+
+def test_validate_warns_of_what_engines_pass_over_and_what_no_runtime_mounts(cdi: Run, tmp_path: Path) -> None:
+    """Valid for the reference library all the same: Podman and containerd inject these devices."""
+    mounts = [
+        {"hostPath": "/etc/hostname", "containerPath": "/a", "options": ["ro"]},
+        {"hostPath": "tmpfs", "containerPath": "/b", "type": "tmpfs"},
+    ]
+    devices = [{"name": "a", "containerEdits": {"mounts": mounts}}]
+    first = yaml.safe_dump({"cdiVersion": "0.5.0", "kind": "acme.example/one", "devices": devices})
+    path = write(tmp_path / "a.yaml", f"{first}---\nkind: second\n")
+    status, out, _ = cdi("validate", path)
+    assert status == 0
+    warnings = [line for line in out.splitlines() if "warning" in line]
+    assert len(warnings) == 2, warnings
+    assert "mounts[0].options" in warnings[0]
+    assert "no such device" in warnings[0]
+    assert f"line {first.count(chr(10)) + 1}: a second document" in warnings[1]

@@ -159,6 +159,43 @@ def test_a_check_that_meets_nonsense_does_not_end_the_others(broken: Broken, run
     assert run("doctor", "--root", root, "--json")[0] == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "fix"),
+    [
+        ("acme.yaml", "cdiVersion: 0.6.0\nkind: acme.example/test\ndevices: [{name: one}]\n",
+         "# correct {path}: devices[0].containerEdits is missing or empty: it has deviceNodes, mounts, env or hooks"),
+        ("acme.yaml", "cdiVersion: 0.6.0\nkind: acme.example/test\n",
+         "# correct {path}: devices is missing or empty: a list of objects with name and containerEdits"),
+        ("my-nvidia.yaml", "a: [\n", "# correct {path}: line 2 column 1: "),
+        ("nvidia.yaml", "cdiVersion: 0.6.0\nkind: acme.example/test\n", "# correct {path}: devices is missing"),
+        ("nvidia.yaml", "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\n", "ocigpu cdi generate"),
+    ],
+)  # fmt: skip
+def test_a_specification_that_somebody_wrote_is_corrected_not_removed(
+    broken: Broken, name: str, text: str, fix: str
+) -> None:
+    root = broken()
+    path = root / "etc/cdi" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    (found,) = [item for item in examine(root) if item.name == "cdi-unreadable" and item.is_bad]
+    fixes = " ".join(found.fixes)
+    assert fix.format(path=path) in fixes
+    assert "rm " not in fixes
+    assert "cdi validate" in found.fixes[0]
+
+
+def test_a_file_system_of_its_own_is_no_file_that_is_gone(broken: Broken) -> None:
+    root = broken()
+    (root / "etc/cdi").mkdir(exist_ok=True)
+    mount = "{hostPath: tmpfs, containerPath: /x, type: tmpfs, options: [nosuid]}"
+    edits = f"{{deviceNodes: [{{path: /dev/nvidia0}}], mounts: [{mount}]}}"
+    (root / "etc/cdi/nvidia.yaml").write_text(
+        f"cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: [{{name: '0', containerEdits: {edits}}}]\n"
+    )
+    assert not {"cdi-stale", "cdi-unreadable"} & bad(examine(root))
+
+
 def test_the_checks_are_listed_with_stable_names(run: Run) -> None:
     _, out, _ = run("doctor", "--list")
     names = [line.split()[0] for line in out.splitlines()[1:]]

@@ -55,7 +55,8 @@ def read_wsl_facts(settings: Settings, chosen: "Sequence[str]") -> WslFacts:
     """Return what WSL has of the driver; ``chosen``: look at these stores only.  Needs no privilege."""
     roots = find_roots(settings)
     tree = Tree(roots.driver)
-    reader = NodeReader(node_tree(roots))
+    dev = roots.dev or (roots.driver if os.path.exists(f"{roots.driver}/dev/dxg") else "")
+    reader = NodeReader(Tree(dev, roots.stand_in) if dev else node_tree(roots))
     number = read_number(f"{roots.sys}/class/misc/dxg/dev")
     node = reader.read("/dev/dxg", *number) if number else reader.read_existing("/dev/dxg")
     smi = tree.find(f"{LIBRARIES}/{SMI}")
