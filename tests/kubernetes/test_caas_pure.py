@@ -253,8 +253,8 @@ def pod(status: dict[str, Any], **metadata: Any) -> dict[str, Any]:
 
 WAITING = {"phase": "Pending", "conditions": READY}
 GONE = {
-    "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists",
-    "lastTransitionTime": "2026-11-23T11:00:00Z",
+    "type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC",
+    "message": "PodGC: node no longer exists", "lastTransitionTime": "2026-11-23T11:00:00Z",
 }  # fmt: skip
 """As the pod garbage collector of Kubernetes marks pods of a node that was deleted, before it removes them."""
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9 nodes"}

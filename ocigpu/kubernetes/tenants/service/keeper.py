@@ -201,8 +201,8 @@ class Keeper:
             if pod is None:
                 node = container.standing.node
                 why = "node_lost" if node and self.is_gone(node) else "pod_lost"
-                over = ContainerStanding("failed", why, finished=self.store.clock(), node=node)
-                self.store.note_standing(container.id, over)
+                lost = ContainerStanding("failed", why, finished=self.store.clock(), node=node)
+                self.store.note_standing(container.id, lost)
                 return None
         return await self._observe(container, pod)
 
