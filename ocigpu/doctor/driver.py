@@ -3,13 +3,16 @@
 import os
 import re
 import shlex
+from collections.abc import Iterator
 
 from ocigpu.core.errors import HostError, printable
 from ocigpu.doctor.files import LARGE_TEXT
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
+from ocigpu.gpus.nvidia.files import read_binaries
+from ocigpu.gpus.nvidia.libraries import HOMES
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
-from ocigpu.gpus.tree import Tree
+from ocigpu.gpus.tree import CONTAINER_ROOT, Tree
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS
 from ocigpu.gpus.wsl import LIBRARIES, STORES
@@ -209,11 +212,34 @@ def check_libraries(host: Host) -> list[Finding]:
         values = {"version": version, "names": " and ".join(missing), "needs": needs, "settings": settings}
         return [say("driver-libraries.some", *files, **values)]
     if host.library_versions:
-        return [ok("libcuda and libnvidia-ml are there", Evidence(root, f"version {', '.join(host.library_versions)}"))]
+        seen = Evidence(root, f"version {', '.join(host.library_versions)}")
+        return [ok("libcuda and libnvidia-ml are there", seen, *_places(host))]
     if not version:
         return [not_checked(host.no_driver, Evidence(root, "no libcuda and no libnvidia-ml"))]
     seen = Evidence(root, "no libcuda.so.* and no libnvidia-ml.so.*", f"those of {version}")
-    return [say("driver-libraries.none", seen, version=version, settings=settings)]
+    return [say("driver-libraries.none", seen, *_passed_over(host), version=version, settings=settings)]
+
+
+def _places(host: Host) -> Iterator[Evidence]:
+    """Yield where the driver's parts are, where that is not the usual place or one of several."""
+    if host.roots.driver == CONTAINER_ROOT and host.settings.driver_root == "/":
+        yield Evidence(CONTAINER_ROOT, "the root of a driver container, found without driver.root in the settings")
+    named = [path for path in host.libraries if path.rpartition("/")[2].startswith(("libcuda.so", "libnvidia-ml.so"))]
+    for directory in dict.fromkeys(path.rpartition("/")[0] for path in named):
+        yield Evidence(host.roots.driver + directory, "libraries of the driver")
+    programs = read_binaries(Tree(host.roots.driver))
+    for path in (one.host_path for one in programs if one.container_path.endswith("/nvidia-smi")):
+        yield Evidence(path, "nvidia-smi")
+
+
+def _passed_over(host: Host) -> list[Evidence]:
+    """Return directories that could hold the driver and that others than root may have written."""
+    tree = Tree(host.roots.driver)
+    there = [home for home in HOMES if tree.find(home) and not tree.owned(home)]
+    return [
+        Evidence(host.roots.driver + home, "not root's alone: passed over", "owner root, no others may write")
+        for home in there
+    ]
 
 
 def check_versions(host: Host) -> list[Finding]:

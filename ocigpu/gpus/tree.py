@@ -12,7 +12,7 @@ from binascii import crc32
 from ocigpu.core.errors import HostError
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
-from ocigpu.system.files import open_regular, read_part
+from ocigpu.system.files import open_regular, read_part, why_untrusted
 from ocigpu.system.signals import touched
 
 MAX_LINKS = 40
@@ -89,16 +89,36 @@ def find_roots(settings: Settings) -> Roots:
 
     With ``simulation.root`` everything is below it.  Otherwise procfs and sysfs are the host's own; device nodes are
     below ``driver.dev-root``, else below the driver root when that has a /dev/nvidiactl, else in the host's /dev.
+    Without ``driver.root`` the driver may be in a container of its own: :func:`find_driver_container`.
     """
     if settings.simulation_root:
         prefix = settings.simulation_root.rstrip("/")
         return Roots(prefix, prefix, f"{prefix}/proc", f"{prefix}/sys", True)
-    driver = settings.driver_root.rstrip("/")
+    driver = settings.driver_root.rstrip("/") or find_driver_container()
     if settings.driver_dev_root:
         dev = settings.driver_dev_root.rstrip("/")
     else:
         dev = driver if driver and read_node(f"{driver}/dev/nvidiactl") != "-" else ""
     return Roots(driver, dev, "/proc", "/sys", False)
+
+
+CONTAINER_ROOT = "/run/nvidia/driver"
+"""Where a driver container shows its root directory to the host (NVIDIA GPU Operator, driver container)."""
+_NVML = tuple(
+    f"{directory}/libnvidia-ml.so.1"
+    for directory in ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib")
+)
+
+
+def find_driver_container() -> str:
+    """Return the root of a driver container, "" where there is none or the host has the driver's libraries itself."""
+    parent, _, name = CONTAINER_ROOT.rpartition("/")
+    if name not in list_names(parent) or any(read_node(path) != "-" for path in _NVML):
+        return ""
+    tree = Tree(CONTAINER_ROOT)
+    if not Tree("").owned(CONTAINER_ROOT) or not any(tree.find(path) for path in _NVML):
+        return ""
+    return CONTAINER_ROOT
 
 
 def settings_digest(settings: Settings) -> str:
@@ -172,6 +192,20 @@ class Tree:
         """Return the host's path of ``path``, links resolved inside the tree; "" when there is nothing."""
         resolved = self.resolve(path)
         return self.prefix + resolved if resolved else ""
+
+    def owned(self, path: str) -> str:
+        """Return a directory's resolved path if nobody but root, or the caller, can have put anything there, else "".
+
+        Whoever may write one of the directories on the way can have put another one in its place.
+        """
+        resolved = self.resolve(path)
+        place = self.prefix
+        for part in filter(None, resolved.split("/")):
+            place = f"{place}/{part}"
+            mode, _, rest = read_node(place).partition(" ")
+            if not rest or why_untrusted(int(rest.partition(" ")[0]), int(mode, 8)):
+                return ""
+        return resolved
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a directory of the tree; nothing when there is none or it cannot be read."""

@@ -6,6 +6,7 @@ All are looked for at fixed places below the driver root; no search path of the 
 import os
 
 from ocigpu.core.facts import HostFile
+from ocigpu.gpus.nvidia.libraries import home_directories
 from ocigpu.gpus.tree import Tree, read_text
 
 TYPE_CHECKING = False
@@ -36,6 +37,7 @@ BINARY_DIRECTORIES = (
     "/usr/local/bin",
     "/run/current-system/sw/bin",  # NixOS
     "/opt/bin",
+    "/usr/libexec/nvidia/tesla/bin",  # Bottlerocket
 )
 FIRMWARE_DIRECTORIES = (
     "/lib/firmware/updates/{release}",
@@ -96,8 +98,9 @@ def _first(tree: Tree, paths: "Iterable[str]", kind: str = "file") -> str:
 def read_binaries(tree: Tree) -> tuple[HostFile, ...]:
     """Return the driver's programs; containers get them in /usr/bin."""
     found = []
+    more = home_directories(tree, "bin")
     for name, capabilities in BINARIES:
-        host_path = _first(tree, (f"{directory}/{name}" for directory in BINARY_DIRECTORIES))
+        host_path = _first(tree, (f"{directory}/{name}" for directory in (*BINARY_DIRECTORIES, *more)))
         if host_path:
             found.append(HostFile(host_path, f"/usr/bin/{name}", capabilities))
     return tuple(found)
@@ -110,6 +113,7 @@ def read_firmware(tree: Tree, version: str, sys: str) -> tuple[HostFile, ...]:
     """
     named = read_firmware_parameter(sys)
     usual = [directory.format(release=os.uname().release) for directory in FIRMWARE_DIRECTORIES]
+    usual += home_directories(tree, "firmware") if version else []
     for directory in [*([named] if named.startswith("/") else []), *usual] if version else ():
         resolved = tree.resolve(f"{directory}/nvidia/{version}")
         found = tree.search(resolved) if resolved else []
@@ -154,10 +158,11 @@ def read_configs(tree: Tree, version: str, machine: str, directories: tuple[str,
     """
     found = []
     shared = Tree("") if directories else tree
+    usual = (*CONFIG_DIRECTORIES, *home_directories(tree, ""))
     for target, names in (("/usr/share", SHARED_CONFIGS), ("/etc", ETC_CONFIGS)):
         for pattern in names:
             name = pattern.format(machine=machine)
-            host_path = _first(shared, (f"{directory}/{name}" for directory in directories or CONFIG_DIRECTORIES))
+            host_path = _first(shared, (f"{directory}/{name}" for directory in directories or usual))
             if host_path:
                 found.append(HostFile(host_path, f"{target}/{name}", GRAPHICS))
     return (*found, *_xorg_modules(tree, version, machine))

@@ -82,8 +82,12 @@ _DIRECTORIES = (
     "/run/opengl-driver/lib",  # NixOS
     "/usr/local/glibc/usr/lib",  # Talos
     "/usr/local/lib",
-    "/opt/nvidia/lib64",
 )
+HOMES = ("/usr/local/nvidia", "/home/kubernetes/bin/nvidia", "/var/lib/nvidia", "/opt/nvidia")
+"""Directories that some systems keep the whole driver in, with bin, lib64 and firmware, and without an entry in the
+loader's cache: Google's Container-Optimized OS (cos-gpu-installer: its last three are one there), Fedora CoreOS."""
+_TESLA = "/usr/lib/nvidia/tesla"
+"""Libraries of Bottlerocket (its packages kmod-*-nvidia), there or in a directory named after the version."""
 _DIRECTORIES32 = ("/usr/lib32", "/usr/lib/{triplet32}", "/lib32", "/run/opengl-driver-32/lib")
 
 
@@ -152,7 +156,19 @@ def _usual_directories(tree: Tree, architecture: Architecture) -> list[str]:
     ]
     resolved = tree.resolve("/usr/lib")
     names = tree.search(resolved) if resolved else []
-    return directories + [f"/usr/lib/{name}" for name in names if name.startswith("nvidia")]
+    directories += [f"/usr/lib/{name}" for name in names if name.startswith("nvidia")]
+    tesla = tree.resolve(_TESLA)
+    directories += [_TESLA, *(f"{_TESLA}/{name}" for name in tree.search(tesla)[:MAX_VERSIONS])] if tesla else []
+    return directories + home_directories(tree, "lib64", "lib", "")
+
+
+MAX_VERSIONS = 64
+
+
+def home_directories(tree: Tree, *names: str) -> list[str]:
+    """Return directories of these names in :data:`HOMES`, "" for the home itself, as far as they are root's."""
+    paths = (f"{home}/{name}".rstrip("/") for home in HOMES for name in names)
+    return list(filter(None, map(tree.owned, paths)))
 
 
 def _search_directories(tree: Tree, directories: list[str], found: dict[str, None]) -> None:

@@ -1,0 +1,171 @@
+"""Drivers that are not where distributions put them are found by themselves, if nobody but root can have put them there."""
+
+import contextlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from handmade_host import VERSION, HostTree, elf_bytes
+from support.product import PROGRAMS, SimulatedHost
+
+from ocigpu.core.settings import Settings
+from ocigpu.doctor.driver import check_libraries
+from ocigpu.doctor.host import Host
+from ocigpu.gpus import tree as module
+from ocigpu.gpus.nvidia.files import read_binaries, read_firmware
+from ocigpu.gpus.nvidia.libraries import find_libraries, native_machine
+from ocigpu.gpus.tree import Tree, find_roots
+
+LAYOUTS = {
+    "/usr/local/nvidia/lib64": "/usr/local/nvidia/bin",
+    "/usr/local/nvidia/lib": "/usr/local/nvidia/bin",
+    "/home/kubernetes/bin/nvidia/lib64": "/home/kubernetes/bin/nvidia/bin",
+    "/var/lib/nvidia/lib64": "/var/lib/nvidia/bin",
+    "/opt/nvidia/lib64": "/opt/nvidia/bin",
+    "/opt/nvidia/lib": "/opt/nvidia/bin",
+    "/opt/nvidia": "/opt/nvidia/bin",
+    "/usr/lib/nvidia/tesla": "/usr/libexec/nvidia/tesla/bin",
+    f"/usr/lib/nvidia/tesla/{VERSION}": "/usr/libexec/nvidia/tesla/bin",
+}
+"""Where the libraries are, and nvidia-smi."""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> HostTree:
+    return HostTree(tmp_path)
+
+
+def put_driver(host: HostTree, libraries: str, programs: str) -> None:
+    for name in ("libcuda.so", "libnvidia-ml.so"):
+        host.write(f"{libraries}/{name}.{VERSION}", elf_bytes(f"{name}.1"))
+    host.write(f"{programs}/nvidia-smi", "#!/bin/sh\n", 0o755)
+
+
+def found(host: HostTree) -> list[str]:
+    paths, _ = find_libraries(Tree(str(host.root)), "/etc/ld.so.cache", VERSION, native_machine())
+    return sorted({os.path.dirname(path) for path in paths})
+
+
+@pytest.mark.parametrize("libraries", LAYOUTS)
+def test_a_driver_in_a_directory_of_its_own_is_found_without_the_loaders_cache(libraries: str, host: HostTree) -> None:
+    put_driver(host, libraries, LAYOUTS[libraries])
+    assert found(host) == [libraries]
+    (smi,) = read_binaries(Tree(str(host.root)))
+    assert (smi.host_path, smi.container_path) == (f"{host.root}{LAYOUTS[libraries]}/nvidia-smi", "/usr/bin/nvidia-smi")
+
+
+def test_firmware_beside_the_libraries_is_found(host: HostTree) -> None:
+    name = f"nvidia/{VERSION}/gsp_ga10x.bin"
+    host.write(f"/home/kubernetes/bin/nvidia/firmware/{name}", "x")
+    (image,) = read_firmware(Tree(str(host.root)), VERSION, f"{host.root}/sys")
+    assert (image.host_path, image.container_path) == (
+        f"{host.root}/home/kubernetes/bin/nvidia/firmware/{name}",
+        f"/lib/firmware/{name}",
+    )
+
+
+def test_the_usual_places_go_first(host: HostTree) -> None:
+    put_driver(host, "/usr/lib64", "/usr/bin")
+    put_driver(host, "/opt/nvidia/lib64", "/opt/nvidia/bin")
+    paths, _ = find_libraries(Tree(str(host.root)), "/etc/ld.so.cache", VERSION, native_machine())
+    assert [os.path.dirname(path) for path in paths[:2]] == ["/usr/lib64", "/usr/lib64"]
+    assert read_binaries(Tree(str(host.root)))[0].host_path == f"{host.root}/usr/bin/nvidia-smi"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("place", ["/home/kubernetes", "/home/kubernetes/bin", "/home/kubernetes/bin/nvidia/lib64"])
+@pytest.mark.parametrize("how", ["owner", "mode", "link"])
+def test_what_others_may_have_written_is_passed_over(place: str, how: str, host: HostTree) -> None:
+    """A user called kubernetes, a directory that everybody may write, a link into one."""
+    home = "/home/kubernetes/bin/nvidia"
+    put_driver(host, f"{home}/lib64", f"{home}/bin")
+    path = host.root / place.lstrip("/")
+    if how == "owner":
+        os.chown(path, 1000, 1000)
+    elif how == "mode":
+        path.chmod(0o777)
+    else:
+        aside = host.root / "tmp" / path.name
+        aside.parent.mkdir()
+        aside.parent.chmod(0o1777)
+        path.rename(aside)
+        path.symlink_to(f"/tmp/{path.name}")
+    assert found(host) == []
+    is_above = not place.endswith("lib64")
+    assert [one.host_path for one in read_binaries(Tree(str(host.root)))] == [] or not is_above
+    if is_above and how != "link":
+        host.write("/proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  x\n")
+        (finding,) = check_libraries(Host(str(host.root)))
+        assert (finding.severity, finding.evidence[1].path) == ("error", f"{host.root}{home}")
+        assert "passed over" in finding.evidence[1].found
+
+
+def test_the_doctor_says_what_it_found_where(host: HostTree) -> None:
+    put_driver(host, "/opt/nvidia/lib64", "/opt/nvidia/bin")
+    host.write("/proc/driver/nvidia/version", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {VERSION}  x\n")
+    (finding,) = check_libraries(Host(str(host.root)))
+    seen = {one.path: one.found for one in finding.evidence}
+    assert finding.severity == "ok"
+    assert seen[f"{host.root}/opt/nvidia/lib64"] == "libraries of the driver"
+    assert seen[f"{host.root}/opt/nvidia/bin/nvidia-smi"] == "nvidia-smi"
+
+
+# the root of a driver container
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
+    """A driver container's root where the host's would be; the host has no libraries in the usual places."""
+    host = HostTree(tmp_path / "run/nvidia/driver")
+    put_driver(host, "/usr/lib64", "/usr/bin")
+    (host.root / "usr/lib64/libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{VERSION}")
+    monkeypatch.setattr(module, "CONTAINER_ROOT", str(host.root))
+    owned = Tree.owned
+    monkeypatch.setattr(Tree, "owned", lambda tree, path: owned(Tree(str(tmp_path)), path.removeprefix(str(tmp_path))))
+    return host
+
+
+def test_a_driver_container_is_found_without_a_setting(container: HostTree) -> None:
+    assert find_roots(Settings()).driver == str(container.root)
+    assert find_roots(Settings(driver_root="/elsewhere")).driver == "/elsewhere"
+
+
+def test_the_hosts_own_driver_goes_before_a_container(container: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = container.root.parent / "libnvidia-ml.so.1"
+    own.touch()
+    monkeypatch.setattr(module, "_NVML", (str(own), *module._NVML))
+    assert find_roots(Settings()).driver == ""
+
+
+@pytest.mark.root
+def test_a_driver_container_that_others_may_have_written_is_none(container: HostTree) -> None:
+    os.chown(container.root, 1000, 1000)
+    assert find_roots(Settings()).driver == ""
+
+
+def test_a_container_without_a_driver_is_none(container: HostTree) -> None:
+    (container.root / "usr/lib64/libnvidia-ml.so.1").unlink()
+    assert find_roots(Settings()).driver == ""
+
+
+STAGE = 'mkdir -p /run/nvidia/driver && mount --bind "$1" /run/nvidia/driver && exec "$2" list --json'
+
+
+@pytest.mark.root
+def test_the_gpus_of_a_driver_container_are_listed_by_a_host_without_settings(simulated_host: SimulatedHost) -> None:
+    """A simulated host's files below /run/nvidia/driver, in a mount namespace of its own: its NVML is asked there."""
+    root = os.path.dirname(simulated_host.settings)
+    environment = {**os.environ}
+    environment.pop("OCIGPU_CONFIG", None)
+    made = [path for path in ("/run/nvidia/driver", "/run/nvidia") if not os.path.exists(path)]
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", STAGE, "sh", root, PROGRAMS / "ocigpu"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    for path in made:
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["driver_root"] == "/run/nvidia/driver"
+    assert [gpu["uuid"] for gpu in data["gpus"]] == list(simulated_host.gpus)
