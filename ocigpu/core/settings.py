@@ -104,7 +104,9 @@ KEYS = (
         LOADER_CACHES,
     ),
     Key("cuda-compat-mode", "string", "CUDA forward-compatibility libraries of the image", COMPAT_MODES),
-    Key("driver.root", "path", "where the driver's files are; with / also /run/nvidia/driver, where a driver container shows its own"),
+    Key(
+        "driver.root", "path", "where the driver's files are; with /, a driver container at /run/nvidia/driver is found"
+    ),
     Key("driver.dev-root", "path", "where the driver's device nodes are; empty: driver root if it has nodes, else /"),
     Key("driver.ldcache", "path", "the loader's cache below the driver root"),
     Key("runtime.runtimes", "list", "low-level runtimes, first one found wins"),
