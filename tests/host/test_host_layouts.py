@@ -1,4 +1,4 @@
-"""Drivers that are not where distributions put them are found by themselves, if nobody but root can have put them there."""
+"""Drivers in directories of their own are found by themselves, if nobody but root can have put them there."""
 
 import contextlib
 import json
@@ -123,7 +123,7 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     (host.root / "usr/lib64/libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{VERSION}")
     monkeypatch.setattr(module, "CONTAINER_ROOT", str(host.root))
     owned = Tree.owned
-    monkeypatch.setattr(Tree, "owned", lambda tree, path: owned(Tree(str(tmp_path)), path.removeprefix(str(tmp_path))))
+    monkeypatch.setattr(Tree, "owned", lambda _, path: owned(Tree(str(tmp_path)), path.removeprefix(str(tmp_path))))
     return host
 
 
