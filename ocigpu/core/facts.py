@@ -69,6 +69,11 @@ def capability_path(name: str) -> str:
     return f"{gpu}/mig/{rest}" if slash else f"mig/{name}"
 
 
+NOT_LISTED = "not listed by NVML (lost, in reset, or not accessible)"
+MISSING_NODE = "device nodes are missing: "
+"""NVML lists a GPU by its node: without it the GPU is as well as ever."""
+
+
 class Gpu(NamedTuple):
     """One GPU.
 
@@ -94,6 +99,12 @@ class Gpu(NamedTuple):
     mig_devices: tuple[MigDevice, ...] = ()
     coherent: bool = False
     error: str = ""
+
+    @property
+    def title(self) -> str:
+        """How messages call it: a GPU that NVML does not list has no index, but a PCI address."""
+        unlisted = self.error == NOT_LISTED or self.error.startswith(MISSING_NODE)
+        return f"GPU {self.bus_id if unlisted and self.bus_id else self.index}"
 
 
 class Library(NamedTuple):

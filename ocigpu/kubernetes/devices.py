@@ -148,7 +148,7 @@ def _nameable(facts: HostFacts, notes: list[str]) -> list[Gpu]:
         if gpu.model in DISPLAY_ONLY:
             notes.append(f"GPU {gpu.index} left out: it is for a display only")
         elif not gpu.uuid or len(gpu.uuid) > MAX_ID:
-            notes.append(f"GPU {gpu.index} left out: {gpu.error or 'it has no UUID'}")
+            notes.append(f"{gpu.title} left out: {gpu.error or 'it has no UUID'}")
         else:
             gpus.append(gpu)
     return gpus
@@ -169,7 +169,7 @@ def _devices_of(
         paths = (wsl_node,) if wsl_node else (gpu.node.container_path,) if gpu.node else ()
         return [(name, PluginDevice(gpu.uuid, gpu.uuid, gpu.uuid, str(gpu.index), paths, error=error))]
     if not gpu.mig_devices:
-        notes.append(f"GPU {gpu.index} left out: {gpu.error or NO_MIG_DEVICES}")
+        notes.append(f"{gpu.title} left out: {gpu.error or NO_MIG_DEVICES}")
     found = []
     nodes = {node.minor: node for _, node in facts.cap_nodes}
     for mig in gpu.mig_devices:

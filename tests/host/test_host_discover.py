@@ -11,11 +11,13 @@ from handmade_host import TRIPLET, VERSION, HostTree
 
 import ocigpu
 from ocigpu.core.errors import HostError
-from ocigpu.core.facts import Gpu, facts_from_json, facts_to_json
+from ocigpu.core.facts import MISSING_NODE, NOT_LISTED, Gpu, facts_from_json, facts_to_json
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.gpus import EXCLUDED, NO_MINOR, NOT_LISTED, gpus_from_procfs, merge_gpus
+from ocigpu.gpus.nvidia.gpus import EXCLUDED, NO_MINOR, gpus_from_procfs, merge_gpus
 from ocigpu.gpus.nvidia.procfs import ProcGpu
+from ocigpu.gpus.nvidia.selection import select_devices
+from ocigpu.gpus.request import Request
 from ocigpu.gpus.tree import Roots
 
 NvmlBuilder = Callable[..., Path]
@@ -64,6 +66,22 @@ def test_a_gpu_that_nvml_does_not_list_is_still_shown(host: HostTree, fake_nvml:
     host.driver(gpus=3, nvml=fake_nvml())
     facts = read_host_facts(host.settings)
     assert [(gpu.index, gpu.error) for gpu in facts.gpus] == [(0, ""), (1, ""), (2, NOT_LISTED)]
+
+
+def test_a_gpu_without_its_node_is_said_to_miss_that(host: HostTree, fake_nvml: NvmlBuilder) -> None:
+    """NVML lists the GPUs whose nodes it finds, and numbers those: the others have no index that anybody knows."""
+    host.driver(gpus=3, nvml=fake_nvml())
+    host.write("/dev/nvidiactl", "")
+    facts = read_host_facts(host.settings)
+    unlisted = facts.gpus[2]
+    assert unlisted.error == f"{MISSING_NODE}/dev/nvidia{unlisted.minor}"
+    assert (facts.gpus[0].title, unlisted.title) == ("GPU 0", f"GPU {unlisted.bus_id}")
+    with pytest.raises(HostError, match=f"{unlisted.title} .* was asked for by .*: device nodes are missing") as caught:
+        select_devices(Request(selection="list", devices=(unlisted.uuid,)), facts)
+    assert caught.value.hint == "Run: ocigpu system create-device-nodes"
+    with pytest.raises(HostError, match="device nodes are missing") as caught:
+        select_devices(Request(selection="all"), facts._replace(gpus=facts.gpus[2:]))
+    assert caught.value.hint == "Run: ocigpu system create-device-nodes"
 
 
 @pytest.mark.parametrize(

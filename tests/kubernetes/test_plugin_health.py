@@ -86,6 +86,20 @@ def test_a_lost_gpu_takes_nothing_from_the_others_and_returns(lab: Lab) -> None:
     lab.plugin.wait_for_log(f"{lab.host.gpus[1]} is healthy again")
 
 
+def test_a_gpu_whose_node_is_missing_is_not_called_lost(lab: Lab) -> None:
+    """The doctor says the same, and nobody replaces the GPU."""
+    lab.kubelet.expect(gpu=(2, 2))
+    node = lab.host.directory / "dev/nvidia0"
+    aside = node.with_name("aside")
+    node.rename(aside)
+    lab.kubelet.expect(gpu=(2, 1))
+    assert unhealthy(lab) == [lab.host.gpus[0]]
+    lab.plugin.wait_for_log(f"{lab.host.gpus[0]} is unhealthy: device nodes are missing: /dev/nvidia0")
+    assert "device nodes are missing" in lab.kubelet.answer("allocate", GPU, [lab.host.gpus[0]])["error"]
+    aside.rename(node)
+    lab.kubelet.expect(gpu=(2, 2))
+
+
 def watching(lab: Lab) -> int:
     """Return the process that waits for events, once there is one that has begun to."""
     found: list[int] = []

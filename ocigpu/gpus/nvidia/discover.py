@@ -6,7 +6,7 @@ Reads only.  NVML is asked by a child process while this one reads the rest.
 import os
 
 from ocigpu.core.errors import HostError
-from ocigpu.core.facts import HostFacts
+from ocigpu.core.facts import MISSING_NODE, NOT_LISTED, HostFacts
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.devices import DriverNodes, driver_nodes
@@ -196,10 +196,13 @@ class _Discovery:
         listed = gpus_from_procfs(self.in_procfs) if from_procfs else merge_gpus(answer.gpus, self.in_procfs)
         capabilities = MigCapabilities(self.roots.proc, self.proc_driver, reader)
         gpus = []
+        has_nodes = any(node.host_path for node in facts.control_nodes)
         for gpu in listed:
             node, drm_nodes = nodes.get(gpu.bus_id) or self._gpu_nodes(reader, gpu.minor, gpu.bus_id)
             if node is None or node.minor != gpu.minor:
                 node = reader.gpu_node(gpu.minor)
+            if has_nodes and gpu.error == NOT_LISTED and node is not None and not node.host_path:
+                gpu = gpu._replace(error=f"{MISSING_NODE}{node.container_path}")
             gpus.append(complete_mig(gpu._replace(node=node, drm_nodes=drm_nodes), capabilities, from_procfs))
         if any(gpu.mig_capable for gpu in gpus):
             capabilities.add("config")

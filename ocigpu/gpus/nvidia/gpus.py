@@ -1,12 +1,11 @@
 """One list of GPUs out of what NVML and procfs say, and the MIG devices' capabilities."""
 
-from ocigpu.core.facts import DeviceNode, Gpu, MigDevice, capability_path
+from ocigpu.core.facts import NOT_LISTED, DeviceNode, Gpu, MigDevice, capability_path
 from ocigpu.gpus.nvidia.devices import DriverNodes
 from ocigpu.gpus.nvidia.procfs import MIG_MINORS_LIMIT, ProcGpu, numbered, parse_capability, parse_mig_minors
 from ocigpu.gpus.tree import list_names, read_text
 
 EXCLUDED = "excluded by the driver's configuration (GPU Excluded: Yes)"
-NOT_LISTED = "not listed by NVML (lost, in reset, or not accessible)"
 NO_MINOR = "its device minor is unknown"
 
 

@@ -1,7 +1,7 @@
 """Which GPUs and MIG devices of this host a request means: pure, facts and request in, records out."""
 
 from ocigpu.core.errors import HostError, RequestError, printable, quoted
-from ocigpu.core.facts import Gpu, HostFacts, MigDevice
+from ocigpu.core.facts import MISSING_NODE, Gpu, HostFacts, MigDevice
 from ocigpu.core.tokens import WORDS, pci_address
 from ocigpu.gpus.request import Request, Selection, check_without_cdi
 
@@ -41,14 +41,14 @@ def select_devices(request: Request, facts: HostFacts) -> Selection:
 def _select_all(request: Request, facts: HostFacts) -> Selection:
     gpus: list[Gpu] = []
     mig_devices: list[tuple[Gpu, MigDevice]] = []
-    failed: list[str] = []
+    failed: list[Gpu] = []
     empty: list[int] = []
     displays: list[int] = []
     for gpu in facts.gpus:
         if gpu.model in DISPLAY_ONLY:
             displays.append(gpu.index)
         elif gpu.error:
-            failed.append(f"GPU {gpu.index} ({printable(gpu.error, 200)})")
+            failed.append(gpu)
         elif _is_whole(gpu, request):
             gpus.append(gpu)
         else:
@@ -57,7 +57,7 @@ def _select_all(request: Request, facts: HostFacts) -> Selection:
                 empty.append(gpu.index)
     notes = []
     if failed:
-        notes.append(f"left out: {_some(failed)}")
+        notes.append(f"left out: {_some([f'{gpu.title} ({printable(gpu.error, 200)})' for gpu in failed])}")
     if empty:
         notes.append(f"left out: {_ranges(empty)}: MIG is enabled, but there are no MIG devices")
     if gpus or mig_devices:
@@ -65,7 +65,9 @@ def _select_all(request: Request, facts: HostFacts) -> Selection:
     if displays:
         notes.append(f"left out: {_ranges(displays)}: for a display only")
     if notes:
-        raise HostError("OCIGPU-DEV-2", f"{request.source}: no GPU of this host can be given; {'; '.join(notes)}")
+        raise HostError(
+            "OCIGPU-DEV-2", f"{request.source}: no GPU of this host can be given; {'; '.join(notes)}", _hint(failed)
+        )
     raise HostError("OCIGPU-DEV-1", f"{request.source}: {_available(facts)}")
 
 
@@ -79,7 +81,8 @@ def _select_list(request: Request, facts: HostFacts) -> Selection:
         if gpu.error:
             raise HostError(
                 "OCIGPU-DEV-2",
-                f"GPU {gpu.index} ({gpu.uuid}) was asked for by {quoted(token)}: {printable(gpu.error, 400)}",
+                f"{gpu.title} ({gpu.uuid}) was asked for by {quoted(token)}: {printable(gpu.error, 400)}",
+                _hint([gpu]),
             )
         if mig is not None:
             if facts.source == "procfs" and len(gpu.mig_devices) > 1 and "/" not in token:
@@ -112,6 +115,12 @@ def _select_list(request: Request, facts: HostFacts) -> Selection:
                 "Create MIG devices (nvidia-smi mig -cgi ... -C), or disable MIG on this GPU.",
             )
     return Selection(tuple(gpus.values()), tuple(mig_devices.values()), tuple(notes))
+
+
+def _hint(failed: list[Gpu]) -> str | None:
+    """Return what helps GPUs of which none is broken, None for what the code says."""
+    missing = failed and all(gpu.error.startswith(MISSING_NODE) for gpu in failed)
+    return "Run: ocigpu system create-device-nodes" if missing else None
 
 
 def _is_whole(gpu: Gpu, request: Request) -> bool:
