@@ -201,9 +201,10 @@ class _Discovery:
             node, drm_nodes = nodes.get(gpu.bus_id) or self._gpu_nodes(reader, gpu.minor, gpu.bus_id)
             if node is None or node.minor != gpu.minor:
                 node = reader.gpu_node(gpu.minor)
-            if has_nodes and gpu.error == NOT_LISTED and node is not None and not node.host_path:
-                gpu = gpu._replace(error=f"{MISSING_NODE}{node.container_path}")
-            gpus.append(complete_mig(gpu._replace(node=node, drm_nodes=drm_nodes), capabilities, from_procfs))
+            missing = has_nodes and gpu.error == NOT_LISTED and node is not None and not node.host_path
+            error = f"{MISSING_NODE}{node.container_path}" if missing and node else gpu.error
+            whole = gpu._replace(node=node, drm_nodes=drm_nodes, error=error)
+            gpus.append(complete_mig(whole, capabilities, from_procfs))
         if any(gpu.mig_capable for gpu in gpus):
             capabilities.add("config")
             capabilities.add("monitor")
