@@ -108,8 +108,13 @@ def _plugin(files: RootFiles) -> "dict[str, int]":
     return {name: len(ids) for name, ids in found.items() if name.partition("/")[0] in GPU_VENDORS and ids}
 
 
+def find_kubeconfig(files: RootFiles) -> str:
+    """Return the file by which the API server is asked, "" for none."""
+    return os.environ.get("KUBECONFIG") or (files.path(ADMIN) if files.exists(ADMIN) else "")
+
+
 def _objects(files: RootFiles) -> "tuple[tuple[dict[str, Any], ...] | None, str]":
-    path = os.environ.get("KUBECONFIG") or (files.path(ADMIN) if files.exists(ADMIN) else "")
+    path = find_kubeconfig(files)
     if not path:
         return None, f"KUBECONFIG is not set, and there is no {ADMIN}"
     try:

@@ -7,11 +7,13 @@ kubelet's KubeletConfiguration, sysfs-bus-pci and sysfs-kernel-iommu_groups of t
 import os
 import re
 import tomllib
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import yaml
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, OcigpuError
+from ocigpu.doctor.claim_facts import ADMIN, find_kubeconfig
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
 from ocigpu.gpus.firmware import read_baseline
 from ocigpu.gpus.nvidia.fabric.libnvfm import open_fabric
@@ -20,6 +22,7 @@ from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, find_group, read_function
 from ocigpu.gpus.tree import list_names
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, SWITCH_CLASS
+from ocigpu.kubernetes.tenants.kinds import KINDS, REVISION
 from ocigpu.system.programs import run_program
 
 QEMU = ("/opt/kata/bin/qemu-system-x86_64", "/usr/bin/qemu-system-x86_64")
@@ -87,6 +90,8 @@ class TenantFacts(NamedTuple):
     """Path of each baseline, who has signed it off, or why it cannot be used."""
     fabric_modes: tuple[tuple[str, str], ...] = ()
     """Who was asked for the mode of Fabric Manager, and what it is: "0", "1", or why it is not known."""
+    kinds: "dict[str, int] | str" = ""
+    """Revision of each of our kinds that the cluster has, 0 for one from before revisions; or why it is not known."""
 
     @property
     def gpus(self) -> "tuple[TenantFunction, ...]":
@@ -116,7 +121,35 @@ def read_tenant_facts(files: RootFiles, sys: str, simulation: str = "") -> Tenan
             _baseline(files, f"{BASELINES}/{name}") for name in files.names(BASELINES) if name.startswith("firmware")
         ),
         tuple(_fabric_modes(files, simulation)),
+        _kinds(files),
     )
+
+
+def _kinds(files: RootFiles) -> "dict[str, int] | str":
+    path = find_kubeconfig(files)
+    if not path:
+        return f"KUBECONFIG is not set, and there is no {ADMIN}"
+    try:
+        from lightkube import Client
+        from lightkube.generic_resource import create_global_resource
+
+        from ocigpu.kubernetes.client import ask, open_client
+    except ImportError as error:
+        return f"asking the API server needs lightkube: {error}"
+    definition: Any = create_global_resource(
+        "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions"
+    )
+    found = {}
+    try:
+        with closing(open_client(Client, path)) as client:
+            for name in KINDS:
+                read: Any = ask(f"read {name}", lambda name=name: client.get(definition, name), None)  # type: ignore[misc]
+                if read is not None:
+                    text = str((read.metadata.annotations or {}).get(REVISION, ""))
+                    found[name] = int(text) if text.isdecimal() and len(text) < 6 else 0
+    except OcigpuError as error:
+        return error.message
+    return found
 
 
 def _baseline(files: RootFiles, path: str) -> tuple[str, str, str]:

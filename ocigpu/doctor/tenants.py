@@ -26,6 +26,7 @@ from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
 from ocigpu.gpus.pci import BRIDGE_CLASS
 from ocigpu.gpus.vfio.facts import leaves_group
 from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET
+from ocigpu.kubernetes.tenants.kinds import KINDS
 
 HOST_KERNEL, QEMU_VERSION, KATA_FIRST, KATA_FAST = (6, 15), (9, 2), (3, 23), (3, 25)
 TOGGLES = 30
@@ -263,3 +264,17 @@ KATA_VALUES: tuple[tuple[str, str, Any, str, str], ...] = (
     ("runtime", "static_sandbox_resource_mgmt", True, "the machine gets its size when it starts", "warning"),
 )
 """Table, key, value, why, and how bad another one is."""
+
+
+def check_kinds(facts: TenantFacts) -> list[Finding]:
+    if isinstance(facts.kinds, str):
+        return [not_checked(facts.kinds or "the API server was not asked")]
+    found = []
+    for name, revision in facts.kinds.items():
+        seen, wanted = Evidence(name, str(revision), str(KINDS[name])), KINDS[name]
+        if revision != wanted:
+            which = "old" if revision < wanted else "new"
+            found.append(say(f"tenants-kinds.{which}", seen, name=name, found=revision, wanted=wanted))
+    if not facts.kinds:
+        return [not_checked("the cluster has none of our kinds")]
+    return found or [ok("the cluster's kinds are those of this ocigpu", Evidence(", ".join(facts.kinds), "", ""))]

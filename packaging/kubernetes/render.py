@@ -115,6 +115,7 @@ class Renderer:
             "has": lambda item, items: item in items,
             "hasKey": lambda mapping, name: name in mapping,
             "fail": self._fail,
+            ".Files.Get": lambda name: (CHART / name).read_text(),
         }
 
     @staticmethod
@@ -219,8 +220,14 @@ def check(values: dict[str, Any]) -> None:
         raise ChartError(f"values{error.json_path[1:]}: {error.message}")
 
 
-def render(values: dict[str, Any], namespace: str = "ocigpu", release: str = "ocigpu", service: str = "Helm") -> str:
-    """Return all objects of the chart as YAML documents; raises ChartError."""
+def render(
+    values: dict[str, Any],
+    namespace: str = "ocigpu",
+    release: str = "ocigpu",
+    service: str = "Helm",
+    without: str = "",
+) -> str:
+    """Return all objects of the chart as YAML documents, those of one file left out; raises ChartError."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     merged = merge(yaml.safe_load((CHART / "values.yaml").read_text()), values)
     check(merged)
@@ -230,7 +237,7 @@ def render(values: dict[str, Any], namespace: str = "ocigpu", release: str = "oc
         "Release": {"Name": release, "Namespace": namespace, "Service": service},
     }
     defined: dict[str, list[Node]] = {}
-    paths = [path for path in sorted((CHART / "templates").iterdir()) if path.suffix != ".txt"]
+    paths = [path for path in sorted((CHART / "templates").iterdir()) if path.suffix != ".txt" and path.name != without]
     parsed = [parse(path.read_text(), defined) for path in paths]
     renderer = Renderer(defined)
     texts = [renderer.run(nodes, {"$": top, ".": top}) for nodes in parsed]
@@ -246,7 +253,7 @@ def plain(values: dict[str, Any], namespace: str = "ocigpu") -> str:
 
 def tenants(values: dict[str, Any], namespace: str = "ocigpu") -> str:
     """Return the kinds of objects for tenants, their policies and their controller, without the programs of nodes."""
-    kinds = "".join(f"---\n{path.read_text()}" for path in sorted((CHART / "crds").iterdir()))
+    kinds = "".join(f"---\n{path.read_text()}" for path in sorted((CHART / "kinds").iterdir()))
     space = f"---\n{_NAMESPACE.format(namespace, _PRIVILEGED)}"
     return f"{_HEADER.format('tenants')}{kinds}{space}{_only('tenants', {'enabled': True}, values, namespace)}"
 
@@ -269,7 +276,7 @@ def _only(part: str, wanted: dict[str, Any], values: dict[str, Any], namespace: 
     """Return a part of the chart without the programs of nodes."""
     only = {name: {"enabled": False} for name in _OTHERS}
     only |= {part: wanted, "config": {"existing": "none"}, "runtimeClass": {"create": False}}
-    lines = render(merge(only, values), namespace, service="kubectl").split("\n")
+    lines = render(merge(only, values), namespace, service="kubectl", without="kinds.yaml").split("\n")
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
 

@@ -1,5 +1,6 @@
 """``ocigpu doctor --tenants``: checks over facts, and on a simulated host; what is packaged for Kata."""
 
+import hashlib
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -10,6 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from support.cluster import Cluster
 from support.product import REPOSITORY
 
 from ocigpu.cli.main import main
@@ -27,8 +29,11 @@ from ocigpu.doctor.tenant_facts import (
 from ocigpu.engines.wanted import KATA_CONFIG, KATA_ENTRY
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
 from ocigpu.gpus.firmware import FirmwareBaseline, approve, write_baseline
+from ocigpu.kubernetes.tenants.kinds import KINDS
 from ocigpu.sim.create import create_host
 from ocigpu.sim.fabric import SimulatedManager
+
+CHART = REPOSITORY / "packaging/kubernetes/chart"
 
 GIB = 1 << 30
 CONFIG: dict[str, Any] = {
@@ -72,6 +77,7 @@ GOOD = TenantFacts(
     {HANDLER: "/etc/containerd/config.toml"},
     (("/etc/ocigpu/firmware.json", "Ada", ""),),
     (("vsock:42:6666", "1"),),
+    dict(KINDS),
 )
 JUDGES: list[Callable[[TenantFacts], list[Finding]]] = [
     getattr(tenants, check.run.partition(".")[2]) for check in TENANTS
@@ -152,6 +158,8 @@ def test_nothing_is_wrong_with_a_host_that_is_right() -> None:
         ({"kata_config": changed("hypervisor.qemu.cold_plug_vfio", None)}, "error: cold_plug_vfio is not set, not"),
         ({"kata_config": changed("runtime.sandbox_cgroup_only", False)}, "warning: sandbox_cgroup_only is false, not"),
         ({"kata_config": changed("runtime.pod_resource_api_sock", "")}, 'error: pod_resource_api_sock is "", not'),
+        ({"kinds": {"tenancies.ocigpu.io": 0}}, "error: kind tenancies.ocigpu.io is of revision 0, and this ocigpu"),
+        ({"kinds": {**KINDS, "gpuleases.ocigpu.io": 99}}, "warning: kind gpuleases.ocigpu.io is of revision 99, newer"),
     ],
 )
 def test_what_is_wrong_is_said(change: dict[str, Any], said: str) -> None:
@@ -175,7 +183,7 @@ def test_what_is_as_it_must_be_is_not_said(functions: tuple[TenantFunction, ...]
 
 def test_what_is_not_known_is_not_checked() -> None:
     found = [one for judge in JUDGES for one in judge(TenantFacts()) if one.severity == "not-checked"]
-    assert len(found) == 7
+    assert len(found) == 8
     assert "ok" not in {one.severity for judge in JUDGES for one in judge(TenantFacts())}
 
 
@@ -256,6 +264,45 @@ def test_the_manager_is_asked_where_it_is(
     service = f"grpc:unix:{fabric_host}/none.sock"
     ((where, why),) = modes(service)[-1:]
     assert (where, "list partitions: " + service in why) == (service, True)
+
+
+def test_the_cluster_is_asked_for_the_revision_of_its_kinds(
+    host: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kind that came from crds/ of an earlier chart has none."""
+
+    def found() -> tuple[str, str]:
+        _, out = doctor(host, capfd, "--json")
+        (one,) = [one for one in json.loads(out)["findings"] if one["name"] == "tenants-kinds"]
+        return one["severity"], one["text"]
+
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    assert found()[0] == "not-checked"
+    with Cluster() as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig(tmp_path / "kubeconfig")))
+        assert found() == ("not-checked", "the cluster has none of our kinds")
+        cluster.apply_manifests(CHART / "kinds")
+        assert found()[0] == "ok"
+        document = cluster.get("CustomResourceDefinition", "tenancies.ocigpu.io")
+        del document["metadata"]["annotations"]["ocigpu.io/kind-revision"]
+        cluster.update(document)
+        assert found()[0] == "error"
+    assert found()[0] == "not-checked", "nobody answers"
+
+
+def test_a_kind_that_changes_has_another_revision() -> None:
+    """The contents of each revision, by hash: who changes a kind counts up here, in kinds.py and in the annotation."""
+    contents = {
+        "gpuleases.ocigpu.io": (1, "b611b1e3165a51e4"),
+        "tenancies.ocigpu.io": (1, "b617ecc28ecb8c73"),
+    }
+    for path in (CHART / "kinds").iterdir():
+        document = yaml.safe_load(path.read_text())
+        name, annotations = document["metadata"]["name"], document["metadata"]["annotations"]
+        digest = hashlib.sha256(json.dumps(document["spec"], sort_keys=True).encode()).hexdigest()[:16]
+        assert contents.pop(name) == (KINDS[name], digest), f"{name}: {digest}"
+        assert annotations == {"helm.sh/resource-policy": "keep", "ocigpu.io/kind-revision": str(KINDS[name])}
+    assert not contents
 
 
 def test_a_host_without_a_driver_by_design_has_no_error_for_it(host: Path, capfd: pytest.CaptureFixture[str]) -> None:

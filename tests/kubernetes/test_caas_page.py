@@ -17,7 +17,7 @@ from ocigpu.kubernetes.tenants.service.page import FILE, make_headers
 
 TEXT = Path(FILE).read_text()
 PHASES = ("Free", "Reserved", "Leased", "Reclaiming", "Checking", "Quarantined", "Maintenance", "Unknown")
-CRD = Path(__file__).parents[2] / "packaging/kubernetes/chart/crds/gpuleases.yaml"
+CRD = Path(__file__).parents[2] / "packaging/kubernetes/chart/kinds/gpuleases.yaml"
 
 
 def address(module: int) -> str:

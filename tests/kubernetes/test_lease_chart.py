@@ -33,7 +33,7 @@ VALUES: dict[str, Any] = {
     "jsonLogs": True,
 }
 AGENT = "system:serviceaccount:gpu:ocigpu-lease-agent"
-CRD = RENDERER.CHART / "crds/gpuleases.yaml"
+CRD = RENDERER.CHART / "kinds/gpuleases.yaml"
 
 
 def test_one_pod_has_the_agent_and_a_device_plugin() -> None:

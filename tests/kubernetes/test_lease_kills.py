@@ -27,7 +27,7 @@ from ocigpu.kubernetes.tenants.lease import Phase
 from ocigpu.sim.board import SimBus
 
 pytestmark = pytest.mark.root
-CRD = Path(__file__).parents[2] / "packaging/kubernetes/chart/crds/gpuleases.yaml"
+CRD = Path(__file__).parents[2] / "packaging/kubernetes/chart/kinds/gpuleases.yaml"
 SCRUB, DATA = 0x100B20, 0xDA7A
 """The register of Hopper that is 1 when memory was cleared, and what a tenant leaves in its place."""
 

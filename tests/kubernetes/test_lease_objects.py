@@ -20,7 +20,7 @@ from ocigpu.kubernetes.tenants.resources import Documents
 from ocigpu.kubernetes.tenants.service.fleet import view_nodes
 from ocigpu.kubernetes.tenants.tenancy import find_held_leases
 
-CRD = Path(__file__).parents[2] / "packaging/kubernetes/chart/crds/gpuleases.yaml"
+CRD = Path(__file__).parents[2] / "packaging/kubernetes/chart/kinds/gpuleases.yaml"
 NAME = lease_name("node-1", GPUS[0])
 HOLDER = LeaseHolder("tenant-landon", "pod7", "main", tenancy="landon")
 

@@ -684,6 +684,8 @@ def test_a_chart_that_is_removed_leaves_the_rules_of_tenancies_that_live_on() ->
         furnish(cluster)
         for document in yaml.safe_load_all(RENDERER.render({"tenants": {"enabled": True, "cilium": True}})):
             metadata = document["metadata"]
+            if document["kind"] == "CustomResourceDefinition":
+                continue
             kept = (metadata.get("annotations") or {}).items() >= KEPT.items()
             tenants = "ocigpu-tenant-" in metadata["name"] or document["kind"].startswith("Cilium")
             assert kept == tenants, metadata["name"]
@@ -697,6 +699,29 @@ def test_a_chart_that_is_removed_leaves_the_rules_of_tenancies_that_live_on() ->
             cluster.create(pod(hostNetwork=True), user=SERVICE)
         with pytest.raises(Problem, match="change the Tenancy instead"):
             cluster.create(policy("tenant-landon"), user=SERVICE)
+
+
+@pytest.mark.parametrize(
+    ("values", "kinds"),
+    [
+        ({}, set()),
+        ({"dra": {"enabled": True}, "migManager": {"enabled": True}, "nodeInstaller": {"enabled": True}}, set()),
+        ({"leases": {"enabled": True, "check": "true"}}, {"gpuleases.ocigpu.io"}),
+        ({"caas": {"enabled": True, "tlsSecret": "t"}}, {"gpuleases.ocigpu.io"}),
+        ({"tenants": {"enabled": True}}, {"gpuleases.ocigpu.io", "tenancies.ocigpu.io"}),
+        ({"tenants": {"enabled": True}, "enabled": False}, set()),
+    ],
+    ids=str,
+)
+def test_a_release_has_the_kinds_of_its_parts_and_an_upgrade_changes_them(
+    values: dict[str, Any], kinds: set[str]
+) -> None:
+    """helm never changes what is in crds/, and installs all of it."""
+    found = [each for each in yaml.safe_load_all(RENDERER.render(values)) if each]
+    definitions = [each["metadata"] for each in found if each["kind"] == "CustomResourceDefinition"]
+    assert {each["name"] for each in definitions} == kinds
+    assert all(each["annotations"].items() >= KEPT.items() for each in definitions), "with a kind go all its objects"
+    assert not (RENDERER.CHART / "crds").exists()
 
 
 def test_the_manifests_of_tenants_are_those_of_the_chart_and_valid() -> None:
