@@ -534,6 +534,34 @@ def test_a_pod_that_went_with_its_node_is_told(lab: Lab, key: str) -> None:
     assert lab.wait(key, made, "failed")["reason"] == "node_lost"
 
 
+def test_events_are_watched_once_for_all(lab: Lab, key: str) -> None:
+    """However many containers start: nobody asks for each of them, and what is told is seen without asking."""
+    made = [lab.run(key) for _ in range(4)]
+    for one in made:
+        lab.pod(one)
+        lab.set_status(one, phase="Pending", conditions=SCHEDULED)
+        lab.wait(key, one, "booting")
+    keeper = lab.server.keeper
+    assert keeper
+    before = len(lab.cluster.requests)
+    for number, one in enumerate(made):
+        name = one.replace("_", "-")
+        about = {"kind": "Pod", "name": name, "namespace": "tenant-landon"}
+        head = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{name}.1", "namespace": "tenant-landon"}}
+        for forged in ({**about, "kind": "Node"}, {**about, "name": "ctr-other"}):
+            metadata = {"name": f"{name}.{forged['kind'].lower()}", "namespace": "tenant-landon"}
+            lab.cluster.create({**head, "metadata": metadata, "reason": "FailedMount", "involvedObject": forged})
+        lab.cluster.create({**head, "reason": "FailedMount", "message": f"export {number}", "involvedObject": about})
+    for number, one in enumerate(made):
+        wait_for("its reason", lambda one=one: lab.show(key, one)["reason"] == "volume_mount_failed")
+        assert lab.show(key, one)["detail"] == f"export {number}"
+    asked = [path for method, path in lab.cluster.requests[before:] if method == "GET" and path.endswith("/events")]
+    assert len(asked) <= 1  # the watch, if it begins again
+    name = made[0].replace("_", "-")
+    lab.cluster.delete("Event", f"{name}.1", "tenant-landon")
+    wait_for("the hour to be over", lambda: ("tenant-landon", name) not in keeper._told)
+
+
 def test_a_pod_that_somebody_removed_is_told(lab: Lab, key: str) -> None:
     made = lab.run(key)
     lab.pod(made)

@@ -146,11 +146,13 @@ class ClusterClient:
         except FAILURES as error:
             raise _as_cluster_error(error) from error
 
-    async def watch(self, kind: str, version: str, ours: bool = False) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+    async def watch(
+        self, kind: str, version: str, ours: bool = False, fields: Mapping[str, str] | None = None
+    ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
         """Yield (type, object) of each change after a version, until the connection ends."""
         stream: Any = self._client.watch(  # type: ignore[call-overload]
             KINDS[kind], **scope_of(kind), labels={MANAGED_LABEL: MANAGER} if ours else None,
-            server_timeout=WATCH_SECONDS, resource_version=version,
+            server_timeout=WATCH_SECONDS, resource_version=version, fields=fields,
         )  # fmt: skip
         try:
             async for change, found in stream:
@@ -158,10 +160,6 @@ class ClusterClient:
                     yield change, found
         except FAILURES as error:
             raise _as_cluster_error(error) from error
-
-    async def read_events(self, namespace: str, pod: str) -> list[Mapping[str, Any]]:
-        """Return the events of a pod."""
-        return (await self.list_objects("Event", namespace, {"involvedObject.name": pod}))[0]
 
     async def read_log(
         self, namespace: str, pod: str, follow: bool = False, tail: int | None = None, since: float | None = None
@@ -192,11 +190,22 @@ class Follower:
     """The objects of a kind as the cluster has them, while :meth:`run` does.
 
     ``objects``: by namespace, "" for none, and name: labels are whoever's may write objects in any tenancy's namespace.
-    ``problem``: why they may be out of date.  ``ours``: those of the service alone.
+    ``problem``: why they may be out of date.  ``ours``: those of the service alone; ``fields``: what those have
+    that are followed; ``take``: returns what is kept of one, None for nothing.
     """
 
-    def __init__(self, cluster: ClusterClient, kind: str, pause: Backoff, log: ServiceLog, ours: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: ClusterClient,
+        kind: str,
+        pause: Backoff,
+        log: ServiceLog,
+        ours: bool = False,
+        fields: Mapping[str, str] | None = None,
+        take: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda found: found,
+    ) -> None:
         self._cluster, self._kind, self._pause, self._log, self._ours = cluster, kind, pause, log, ours
+        self._fields, self._take = fields, take
         self.objects: dict[tuple[str, str], Mapping[str, Any]] = {}
         self.problem = "the cluster was not asked yet"
 
@@ -204,13 +213,16 @@ class Follower:
         """Follow until cancelled.  ``changed``: called with an object that is another or gone, None: all may be."""
         while True:
             try:
-                items, version = await self._cluster.list_objects(self._kind, ours=self._ours)
-                self.objects = {_place(one): one for one in items}
+                items, version = await self._cluster.list_objects(self._kind, fields=self._fields, ours=self._ours)
+                self.objects = {_place(one): one for each in items if (one := self._take(each)) is not None}
                 self.problem = ""
                 self._log.forget(self._kind)
                 self._pause.reset()
                 changed(None)
-                async for change, found in self._cluster.watch(self._kind, version, ours=self._ours):
+                async for change, each in self._cluster.watch(self._kind, version, self._ours, self._fields):
+                    found = self._take(each)
+                    if found is None:
+                        continue
                     if change == "DELETED":
                         self.objects.pop(_place(found), None)
                     else:

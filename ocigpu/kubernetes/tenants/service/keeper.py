@@ -31,13 +31,16 @@ PARALLEL, PARALLEL_OF_ALL = 4, 64
 """Containers that are looked at at one time, of one tenancy and of all: whose objects are slow waits for itself."""
 MAX_LOG = 4 << 20
 """Bytes that are kept of what a container printed, its last lines."""
+ABOUT_PODS = {"involvedObject.kind": "Pod"}
+MAX_TOLD = 64
+"""Events of a pod that are kept, the newest: the kubelet counts those that are the same."""
 ACTIVE = ("", "Pending", "Provisioning", "Ready")
 """Phases of tenancies that take containers; those before Ready start them later."""
 
 
 class KeeperPace(NamedTuple):
-    """Seconds: between looks at a container that starts, first and longest pause after a failure, between chores and
-    between looks at whose the names of tenancies are.
+    """Seconds: between looks at a container whose pod does not come or go, first and longest pause after a failure,
+    between chores and between looks at whose the names of tenancies are.
     """
 
     look: float = 10.0
@@ -107,6 +110,10 @@ class Keeper:
         self.is_gone: Callable[[str], bool] = lambda _node: False
         """Tells whether a node is known to be no longer there."""
         self._pods = Follower(cluster, "Pod", Backoff(pace.first, pace.longest), log, ours=True)
+        self._events = Follower(
+            cluster, "Event", Backoff(pace.first, pace.longest), log, fields=ABOUT_PODS, take=take_event
+        )  # fmt: skip
+        self._told: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
         self._due: dict[str, float] = {}
         self._busy: set[str] = set()
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PARALLEL))
@@ -131,6 +138,7 @@ class Keeper:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work())
             group.create_task(self._pods.run(self._has_changed))
+            group.create_task(self._events.run(self._was_told))
             group.create_task(self._again_and_again(self._chores, self.pace.chores))
             group.create_task(self._again_and_again(self._look_at_tenancies, self.pace.tenancies))
 
@@ -207,15 +215,12 @@ class Keeper:
         return await self._observe(container, pod)
 
     async def _observe(self, container: StoredContainer, pod: Mapping[str, Any]) -> float | None:
-        try:
-            events = await self.cluster.read_events(namespace_name(container.tenancy), object_name(container.id))
-        except ClusterError:
-            events = []  # they only tell more
-        standing = read_standing(pod, container.created, events)
+        events = self._told.get(_place_of(container), {})  # they only tell more
+        standing = read_standing(pod, container.created, list(events.values()))
         if standing.lifecycle in FINAL:
             standing = judge_output(standing, await self._keep_log(container))
         self.store.note_standing(container.id, standing)
-        return self.pace.look if standing.lifecycle not in (*FINAL, "running") else None
+        return None
 
     async def _keep_log(self, container: StoredContainer) -> bytes:
         """Keep what a container printed; returns it."""
@@ -312,6 +317,22 @@ class Keeper:
         for one in changed:
             self.look_at(one)
 
+    def _was_told(self, event: Mapping[str, Any] | None) -> None:
+        """Take in what the cluster tells of pods; it forgets that after an hour, and so do we."""
+        if event is None:
+            self._told = {}
+        for one in self._events.objects.values() if event is None else (event,):
+            namespace, name, pod = one["metadata"]["namespace"], one["metadata"]["name"], one["involvedObject"]["name"]
+            events = self._told.setdefault((namespace, pod), {})
+            events.pop(name, None)
+            if (namespace, name) in self._events.objects:
+                events[name] = one
+                if len(events) > MAX_TOLD:
+                    del events[next(iter(events))]
+                self.look_at(pod.replace("-", "_", 1))
+            if not events:
+                del self._told[namespace, pod]
+
     async def _again_and_again(self, chore: Callable[[], Awaitable[None]], seconds: float) -> None:
         while True:
             try:
@@ -342,6 +363,17 @@ class Keeper:
         created = read_time(metadata.get("creationTimestamp"))
         for one in self.store.note_tenancy(name, metadata.get("uid", ""), *([] if created is None else [created])):
             self.look_at(one)
+
+
+def take_event(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what is read of an event about a pod of ours, None for others: a cluster has very many."""
+    pod = str((found.get("involvedObject") or {}).get("name") or "")
+    if not pod.startswith("ctr-"):
+        return None
+    metadata = {name: found["metadata"].get(name, "") for name in ("namespace", "name")}
+    told = {name: found.get(name) for name in ("reason", "eventTime", "lastTimestamp", "firstTimestamp")}
+    text = str(found.get("message") or "")[:1000]
+    return {"metadata": metadata, "involvedObject": {"name": pod}, "message": text, **told}
 
 
 def _trim(kept: bytearray) -> None:
