@@ -1,12 +1,18 @@
 """Checks of Docker: --gpus, CDI, what the running daemon knows, snaps and contexts."""
 
+import tomllib
+from contextlib import suppress
+
 from ocigpu.core.errors import printable
+from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.doctor.engines import (
     configure,
     docker_reads_cdi,
     file_of,
     installed_engines,
     is_from,
+    is_vendors,
+    label,
     release_of,
     restart,
     takes_cdi,
@@ -14,6 +20,7 @@ from ocigpu.doctor.engines import (
 )
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
+from ocigpu.doctor.settings import VENDOR_SETTINGS
 from ocigpu.engines.places import DOCKER, DOCKER_OPTIONS
 from ocigpu.engines.status import EngineStatus, read_merged
 
@@ -139,6 +146,56 @@ def check_options(host: Host) -> list[Finding]:
         ]
     seen = Evidence("command line of dockerd", ", ".join(f"process {daemon.pid}" for daemon in daemons))
     return findings or [ok("no option of dockerd contradicts its file", seen)]
+
+
+def check_swarm(host: Host) -> list[Finding]:
+    """Do services of Swarm get the GPUs that are its generic resources?
+
+    Swarm's variable is the resource's name in capitals (swarmkit, api/genericresource: EnvFormat).
+    """
+    status = _docker(host)
+    if status is None:
+        return [not_checked("Docker is not installed")]
+    data = read_merged(host.root or "/", "docker", status.target, [])[1]
+    entries = data.get("node-generic-resources")
+    pairs = [str(entry).partition("=") for entry in (entries if isinstance(entries, list) else ())]
+    gpus = [(name, value) for name, _, value in pairs if value.startswith(("GPU-", "MIG-")) or "GPU" in name.upper()]
+    if not gpus:
+        return [not_checked("no GPU is a generic resource of Swarm (node-generic-resources of daemon.json)")]
+    file, findings = file_of(host, status), []
+    seen = Evidence(file, f"node-generic-resources: {printable(', '.join('='.join(one) for one in gpus), 300)}")
+    path, names = _swarm_setting(host, status)
+    variables = dict.fromkeys(f"DOCKER_RESOURCE_{name.upper()}" for name, _ in gpus)
+    if not any(
+        entry.name == status.default_runtime and (entry.ours or is_vendors(entry.path)) for entry in status.runtimes
+    ):
+        default = printable(status.default_runtime or "runc", 100)
+        more = {"engine": label(status), "default": default, "configure": configure(host, status, "--default")}
+        findings.append(say("swarm-resources.default", seen, Evidence(file, f"default runtime {default}"), **more))
+    missing = [name for name in variables if name not in names]
+    if missing:
+        setting = Evidence(path, f'swarm-resource = "{printable(",".join(names), 200)}"', ",".join(variables))
+        more = {"variable": printable(missing[0], 200), "settings": path, "wanted": ",".join([*names, *missing])}
+        findings.append(say("swarm-resources.unread", seen, setting, **more))
+    uuids = [gpu.uuid for gpu in host.proc_gpus]
+    for name, value in gpus if uuids and all(uuids) else ():
+        if value.startswith("GPU-") and not any(uuid.startswith(value) for uuid in uuids):
+            known = Evidence(f"{host.roots.proc}/driver/nvidia/gpus", ", ".join(uuids[:4]), printable(value, 100))
+            more = {"resource": printable(f"{name}={value}", 200), "file": file, "restart": restart(host, status)}
+            findings.append(say("swarm-resources.unknown", seen, known, **more))
+    return findings or [ok("GPUs of Swarm's services are obeyed", seen, Evidence(path, ",".join(names)))]
+
+
+def _swarm_setting(host: Host, status: EngineStatus) -> tuple[str, list[str]]:
+    """Return the settings file of the default runtime, and the variables that its swarm-resource names."""
+    path, text = host.settings.path or host.path(DEFAULT_PATH), host.settings.swarm_resource
+    if any(
+        entry.name == status.default_runtime and is_vendors(entry.path) and not entry.ours for entry in status.runtimes
+    ):
+        path = host.path(VENDOR_SETTINGS)
+        with suppress(ValueError):
+            text = str(tomllib.loads(host.text(VENDOR_SETTINGS) or "").get("swarm-resource", ""))
+    return path, [name for name in map(str.strip, text.split(",")) if name]
 
 
 def check_snap(host: Host) -> list[Finding]:

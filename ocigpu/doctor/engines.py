@@ -16,8 +16,13 @@ UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"
 
 
 def installed_engines(host: Host, engine: str = "") -> list[EngineStatus]:
-    """Return the engines there are; a containerd without a file of its own is Docker's where Docker is."""
+    """Return the engines there are; a containerd without a file of its own is Docker's where Docker is.
+
+    The usual file of a daemon that does not run counts only where none runs with another file: nobody reads it.
+    """
+    others = {item.engine for item in host.engines if item.flavour == "custom" and item.running}
     found = [item for item in host.engines if item.installed and engine in ("", item.engine)]
+    found = [item for item in found if item.flavour or item.running or item.engine not in others]
     docker = any(item.engine == "docker" and item.installed for item in host.engines)
     return [item for item in found if item.engine != "containerd" or item.files or not docker]
 
@@ -176,10 +181,17 @@ def check_problems(host: Host) -> list[Finding]:
             engine=label(status),
             problem=text,
             path=host.path(status.target),
-            checker=KNOWN["engines"][status.engine]["checker"].format(path=shlex.quote(status.target)),
+            checker=_checker(host, status),
         )
         for status, text in bad
     ]
+
+
+def _checker(host: Host, status: EngineStatus) -> str:
+    """Return the command that says what is wrong with an engine's file."""
+    known = KNOWN["engines"][status.engine]
+    old = status.engine == "docker" and not is_from(release_of(host, "docker"), 23)  # it has no --validate before
+    return str(known["old_checker" if old else "checker"].format(path=shlex.quote(host.path(status.target))))
 
 
 def check_runtimes(host: Host) -> list[Finding]:
@@ -284,7 +296,7 @@ def check_running(host: Host) -> list[Finding]:
     others = [status for status in installed_engines(host) if state.get(id(status)) is not False]
     able = any(ways_to_gpus(host, status) for status in others)
     for status in engines:
-        if state[id(status)] is not False or _is_replaced(host, status):
+        if state[id(status)] is not False:
             continue
         beside = status.engine == "containerd" and bool(installed_engines(host, "docker"))
         ways = ways_to_gpus(host, status)
@@ -309,12 +321,7 @@ def check_running(host: Host) -> list[Finding]:
     unseen = [label(status) for status in engines if state[id(status)] is None]
     if unseen:
         findings.append(not_checked(f"whether {', '.join(unseen)} runs cannot be seen by this user"))
-    return findings or [not_checked("daemons with files of their own run instead")]
-
-
-def _is_replaced(host: Host, status: EngineStatus) -> bool:
-    """Whether another daemon of an engine runs, with a file of its own: nobody waits for the usual one."""
-    return any(one.running for one in host.engines if one.engine == status.engine and one is not status)
+    return findings
 
 
 def cgroup_driver(host: Host, status: EngineStatus) -> str:

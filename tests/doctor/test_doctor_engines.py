@@ -10,12 +10,14 @@ from support import requirements
 from support.engine_roots import configure, make_host, put
 
 from ocigpu.doctor import engines as module
-from ocigpu.doctor.engines import check_default, check_running, does_run
+from ocigpu.doctor.docker import check_swarm
+from ocigpu.doctor.engines import check_configured, check_default, check_problems, check_running, does_run
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.live import DockerAnswer
 from ocigpu.doctor.messages import find_messages
 from ocigpu.doctor.report import run_checks
+from ocigpu.doctor.spec_files import Specs
 from ocigpu.doctor.works import find_works, is_ready
 from ocigpu.engines.status import EngineStatus, RuntimeEntry, read_engine_status
 
@@ -123,6 +125,63 @@ def test_what_can_be_told_of_an_engine_that_stands_still(monkeypatch: pytest.Mon
     assert [item.severity for item in check_running(host)] == ["warning"]
     custom = DOCKER._replace(flavour="custom", target="/srv/daemon.json", running=True)
     assert [item.severity for item in check_running(host_of(DOCKER, custom))] == ["ok"]
+
+
+def test_the_usual_file_is_no_matter_beside_a_daemon_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads it: what it lacks is no finding, and fixes name the file that is read."""
+    usual = DOCKER._replace(runtimes=(), default_missing=True, default_runtime="gone")
+    custom = DOCKER._replace(flavour="custom", target="/srv/daemon.json", running=True, runtimes=())
+    host = host_of(usual, custom)
+    host.__dict__["specs"] = Specs((), ())
+    (found,) = check_configured(host)
+    assert found.evidence[0].path == "/srv/daemon.json"
+    assert found.fixes[0] == "ocigpu engine configure docker --engine-config /srv/daemon.json"
+    assert [item.severity for item in check_default(host)] == ["not-checked"]
+    assert [item.severity for item in check_running(host)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("release", "checker"),
+    [
+        ("20.10.24", "python3 -m json.tool"),
+        ("", "python3 -m json.tool"),
+        ("23.0.1", "dockerd --validate --config-file="),
+    ],
+)
+def test_a_docker_that_cannot_validate_is_not_told_to(release: str, checker: str, broken: Broken) -> None:
+    root = broken("docker-json")
+    host = Host(str(root))
+    host.__dict__["engine_releases"] = {"docker": release}
+    (found,) = check_problems(host)
+    assert found.fixes[1].startswith(checker)
+    if release != "23.0.1":
+        said = subprocess.run(found.fixes[1], shell=True, capture_output=True, text=True, check=False)
+        assert (said.returncode, "line 2 column" in said.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "severity", "says"),
+    [
+        ({}, 'swarm-resource = "DOCKER_RESOURCE_NVIDIA-GPU"', ["ok"], "obeyed"),
+        ({}, 'swarm-resource = "DOCKER_RESOURCE_GPU"', ["warning"], "services get GPUs by DOCKER_RESOURCE_NVIDIA-GPU"),
+        ({}, "", ["warning"], 'swarm-resource = "DOCKER_RESOURCE_NVIDIA-GPU"'),
+        ({"default-runtime": "runc"}, 'swarm-resource = "DOCKER_RESOURCE_NVIDIA-GPU"', ["warning"], "default runtime"),
+        ({"node-generic-resources": ["gpu=GPU-0"]}, 'swarm-resource = "DOCKER_RESOURCE_GPU"', ["warning"], "is no GPU"),
+        ({"node-generic-resources": ["ssd=1"]}, "", ["not-checked"], "no GPU is a generic resource"),
+    ],
+)
+def test_generic_resources_of_swarm_are_compared_with_what_reads_them(
+    changes: dict[str, object], setting: str, severity: list[str], says: str, broken: Broken
+) -> None:
+    root = broken()
+    file = root / "etc/docker/daemon.json"
+    uuid = Host(str(root)).proc_gpus[0].uuid
+    data = json.loads(file.read_text()) | {"node-generic-resources": [f"NVIDIA-GPU={uuid}"]} | changes
+    file.write_text(json.dumps(data))
+    put(root, "/etc/ocigpu/config.toml", f"{setting}\n")
+    found = check_swarm(Host(str(root)))
+    assert [item.severity for item in found] == severity
+    assert any(says in f"{item.text} {item.fixes}" for item in found)
 
 
 def test_settings_that_refuse_are_notes_and_the_host_is_ready(broken: Broken, run: Run) -> None:
