@@ -87,7 +87,7 @@ def test_a_missing_program_of_ours_is_a_problem_and_one_of_others_is_not(host: P
         ("c", False, False),
     ]
     assert status.is_default
-    assert status.problems == ('runtime "a": /opt/ocigpu-runtime is not there or not executable',)
+    assert status.problems == ('runtime "a": /opt/ocigpu-runtime is not there',)
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
     Raises OcigpuError OCIGPU-ENG-5 when it is not there; in another root it may still come.
     """
     from ocigpu.cli.common import beside, own_program
-    from ocigpu.engines.places import find_program, is_program
+    from ocigpu.engines.places import find_program, why_no_program
     from ocigpu.engines.status import RUNTIME
 
     if given:
@@ -194,11 +194,13 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
         path = own_program(RUNTIME) or beside(RUNTIME)
     else:
         path = find_program(root, RUNTIME) or f"/usr/bin/{RUNTIME}"
-    if is_program(root, path):
+    why = why_no_program(root, path)
+    if not why:
         return path, _notes_of_owner(path) if root == "/" and not os.geteuid() else []
     if root == "/":
-        raise OcigpuError("OCIGPU-ENG-5", f"{path} is not there or not executable", "name it: --runtime-path FILE")
-    return path, [f"{path} is not there yet below {root}"]
+        hint = f"chmod +x {path}" if "executable" in why else "name it: --runtime-path FILE"
+        raise OcigpuError("OCIGPU-ENG-5", f"{path} {why}", hint)
+    return path, [f"{path} {why} below {root}" if "executable" in why else f"{path} is not there yet below {root}"]
 
 
 def _vendor_named(root: str, path: str) -> str:

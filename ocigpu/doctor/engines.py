@@ -5,11 +5,13 @@ import re
 import shlex
 from typing import Any
 
-from ocigpu.core.errors import printable
+from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import MODES
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
-from ocigpu.engines.status import NO_DEFAULT, EngineStatus, read_merged
+from ocigpu.engines import places
+from ocigpu.engines.document import look_up
+from ocigpu.engines.status import NO_DEFAULT, OF_RUNTIME, EngineStatus, read_merged
 
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
@@ -169,8 +171,9 @@ def check_problems(host: Host) -> list[Finding]:
     """Can the engines' files be read?"""
     engines = installed_engines(host)
     files = tuple(host.evidence(path, "read") for status in engines for path in status.files)
-    bad = [(status, text) for status in engines for text in status.problems if "not executable" not in text]
-    if not bad:
+    bad = [(status, text) for status in engines for text in status.problems if not text.startswith(OF_RUNTIME)]
+    devices = [finding for status in engines if status.engine == "podman" for finding in _names_for_paths(host, status)]
+    if not bad and not devices:
         if not files:
             return [not_checked("no engine has a configuration file")]
         return [ok("configuration files of engines can be read", *files)]
@@ -184,7 +187,47 @@ def check_problems(host: Host) -> list[Finding]:
             checker=_checker(host, status),
         )
         for status, text in bad
-    ]
+    ] + devices
+
+
+def _checker(host: Host, status: EngineStatus) -> str:
+    """Return the command that says what is wrong with an engine's file."""
+    path = shlex.quote(host.path(status.target))
+    if status.engine == "docker" and not is_from(release_of(host, "docker"), 23):  # the first with --validate
+        return f"python3 -m json.tool {path}"
+    return str(KNOWN["engines"][status.engine]["checker"]).format(path=path)
+
+
+def _names_for_paths(host: Host, status: EngineStatus) -> list[Finding]:
+    """Return what is wrong with CDI names in "devices" of containers.conf: Podman before 4.6 refuses all its commands.
+
+    (containers/common 0.54, which Podman 4.6 has, was the first to take them there: pkg/config.)
+    """
+    release = release_of(host, "podman")
+    if not release or is_from(release, 4, 6):
+        return []
+    named = os.environ.get("CONTAINERS_CONF", "") if host.live else ""  # which replaces all others
+    findings = []
+    for path in [named] if named else status.files:
+        try:
+            data = places.parse_config(path, host.text(path) or "")
+        except OcigpuError:
+            continue
+        devices = look_up(data, ("containers", "devices"))
+        for name in filter(_is_cdi_name, devices if isinstance(devices, list) else ()):
+            values = {
+                "engine": label(status),
+                "release": release,
+                "name": printable(name, 200),
+                "path": host.path(path),
+            }
+            seen = host.evidence(path, f"devices has {printable(name, 200)}", "paths only")
+            findings.append(say("engine-config-broken.podman-devices", seen, **values))
+    return findings
+
+
+def _is_cdi_name(text: object) -> bool:
+    return isinstance(text, str) and not text.startswith("/") and "=" in text and "/" in text.partition("=")[0]
 
 
 def _checker(host: Host, status: EngineStatus) -> str:
@@ -212,18 +255,22 @@ def check_runtimes(host: Host) -> list[Finding]:
     findings = []
     for status, entry in bad:
         what = "default" if entry.name == status.default_runtime else "other"
+        why = places.why_no_program(host.root or "/", entry.path)
         fixes: tuple[str, ...] = ("# install it again", f"# remove it from {file_of(host, status)}")
         if entry.ours:
             remove = shlex.join(["ocigpu", "engine", "remove", status.engine, *_where(host, status)])
             fixes = ("# install it again (ocigpu: make install, or the package)", f"# or: {remove}")
+        if "executable" in why:
+            fixes = (shlex.join(["chmod", "+x", host.path(entry.path)]),)
         findings.append(
             say(
                 f"engine-runtime-missing.{what}",
                 Evidence(file_of(host, status), entry.path, "a program"),
-                host.evidence(entry.path, "none", "a program"),
+                host.evidence(entry.path, why, "a program"),
                 engine=label(status),
                 name=entry.name,
                 path=printable(entry.path, 200),
+                why=why,
                 fixes=(*fixes, restart(host, status)),
             )
         )

@@ -370,8 +370,8 @@ def _plan_hook_link(root: Root, options: ConfigureOptions, search: Sequence[str]
     """
     home, directory = os.path.dirname(options.wanted.path), options.hook_directory
     hook = f"{home}/{OUR_HOOK}"
-    if not places.is_program(root.path, hook):
-        raise OcigpuError("OCIGPU-ENG-5", f"{hook} is not there or not executable")
+    if why := places.why_no_program(root.path, hook):
+        raise OcigpuError("OCIGPU-ENG-5", f"{hook} {why}", *([f"chmod +x {hook}"] if "executable" in why else []))
     found = next((path for path in (f"{one}/{HOOK}" for one in search) if places.is_program(root.path, path)), "")
     foreign = found if found and not is_our_hook(root.path, found) else ""
     if foreign and not options.gpus_hook:

@@ -22,6 +22,10 @@ CRI_NAMES = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1
 """What a list of disabled plugins may call that interface."""
 
 
+OF_RUNTIME = "runtime "
+"""How a problem of a runtime entry begins, and no problem of a file."""
+
+
 class RuntimeEntry(NamedTuple):
     """A runtime of an engine's configuration: its name, program, and whether that is there and may be executed."""
 
@@ -166,7 +170,7 @@ def _read(root: str, engine: str, flavour: str, path: str, running: bool) -> Eng
     except (TypeError, ValueError) as error:
         problems.append(f"{path}: a value of an unexpected type ({error})")
     problems += [
-        f'runtime "{entry.name}": {entry.path} is not there or not executable'
+        f'{OF_RUNTIME}"{entry.name}": {entry.path} {places.why_no_program(root, entry.path)}'
         for entry in status.runtimes
         if entry.ours and not entry.exists
     ]
@@ -254,9 +258,7 @@ def is_ours(path: str, root: str = "") -> bool:
 
 
 def _is_there(root: str, path: str) -> bool:
-    if "/" not in path:
-        return bool(path and places.find_program(root, path))
-    return places.is_program(root, path)
+    return not places.why_no_program(root, path)
 
 
 def is_our_hook(root: str, path: str) -> bool:

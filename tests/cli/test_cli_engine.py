@@ -117,7 +117,7 @@ def test_status_lists_every_engine_and_its_problems(host: Path, capsys: pytest.C
     assert "ocigpu = /usr/local/bin/ocigpu-runtime" in lines[1]
     problems = [line for line in lines if line.startswith("note: ")]
     assert problems == [
-        'note: docker: runtime "ocigpu": /usr/local/bin/ocigpu-runtime is not there or not executable',
+        'note: docker: runtime "ocigpu": /usr/local/bin/ocigpu-runtime is not there',
         "note: podman: /etc/containers/containers.conf: not TOML: Invalid value (at line 2, column 11)",
     ]
 
