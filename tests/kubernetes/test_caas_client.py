@@ -42,7 +42,22 @@ def caas(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 
 def test_a_container_is_run_seen_and_deleted(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "hidden-value")
-    words = ["--gpus", "2", "--env", "A=1", "--secret", "TOKEN", "--ends-after", "600", "--entrypoint", "python"]
+    words = [
+        "--gpus",
+        "2",
+        "--cpus",
+        "6",
+        "--memory",
+        "9Gi",
+        "--env",
+        "A=1",
+        "--secret",
+        "TOKEN",
+        "--ends-after",
+        "600",
+        "--entrypoint",
+        "python",
+    ]
     status, out, _ = caas("run", IMAGE, *words, "--", "-m", "train")
     made = out.strip()
     assert status == 0
@@ -50,6 +65,7 @@ def test_a_container_is_run_seen_and_deleted(lab: Lab, caas: Run, monkeypatch: p
     main_container = pod["spec"]["containers"][0]
     assert (main_container["command"], main_container["args"]) == (["python"], ["-m", "train"])
     assert pod["spec"]["activeDeadlineSeconds"] == 600
+    assert main_container["resources"]["limits"] == {"nvidia.com/gpu": "2", "cpu": "6", "memory": "9Gi"}
     lab.set_status(made, **running())
     found = json.loads(caas("show", made, "--wait", "running", "--json")[1])
     assert (found["schema-version"], found["lifecycle"], found["gpus"]) == (1, "running", 2)

@@ -161,6 +161,30 @@ def test_the_seeds_request_is_a_pod_in_a_virtual_machine() -> None:
     assert main["securityContext"]["allowPrivilegeEscalation"] is False
 
 
+SPEC = {"container": {"cpu": "8", "memory": "64Gi"}, "quota": {"cpu": "128", "memory": "2Ti"}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "spec", "cpu", "memory"),
+    [
+        ({"gpus": 1}, PodOptions(), SPEC, None, None),  # the LimitRange's
+        ({"gpus": 4}, PodOptions(), SPEC, "32", "256Gi"),
+        ({"gpus": 8}, PodOptions(), {**SPEC, "quota": {"cpu": 40, "memory": "300Gi"}}, "40", "300Gi"),
+        ({"gpus": 2}, PodOptions(), {**SPEC, "container": {"cpu": "750m", "memory": "1.5Gi"}}, "1500m", "3Gi"),
+        ({"gpus": 2}, PodOptions(), {**SPEC, "container": {"cpu": "x", "memory": "1k"}}, "128", "2000"),
+        ({"gpus": 2}, PodOptions(cpus_per_gpu=3, memory_per_gpu="7Gi"), SPEC, "6", "14Gi"),
+        ({"gpus": 2, "cpus": 5, "memory": "9Gi"}, PodOptions(cpus_per_gpu=3, memory_per_gpu="7Gi"), SPEC, "5", "9Gi"),
+        ({"gpus": 8}, PodOptions(), {}, None, None),
+    ],
+)
+def test_processors_and_memory_grow_with_the_gpus_unless_the_body_names_them(
+    wanted: dict[str, Any], options: PodOptions, spec: dict[str, Any], cpu: str | None, memory: str | None
+) -> None:
+    limits = plan_pod(plan_of(container(**wanted)), options, spec)["spec"]["containers"][0]["resources"]["limits"]
+    assert (limits.get("cpu"), limits.get("memory")) == (cpu, memory)
+    assert limits["nvidia.com/gpu"] == str(wanted["gpus"])
+
+
 def test_words_and_secrets_reach_the_container_as_they_are() -> None:
     found = container(command=["sh", "-c"], args=["echo $(HOME) $$ $X"], env={"A": "$(B)"}, secrets={"TOKEN": "s3cret"})
     pod = plan_pod(plan_of(found), PodOptions("kata", "nvidia.com/h100", 4, "64Gi"))
@@ -218,6 +242,11 @@ def test_what_has_a_shape_and_cannot_be(wanted: dict[str, Any], code: str) -> No
     [
         ({"gpus": "2"}, "gpus"),
         ({"gpus": True}, "gpus"),
+        ({"cpus": 0}, "cpus"),
+        ({"cpus": 1.5}, "cpus"),
+        ({"memory": "64"}, "memory"),
+        ({"memory": "9999999Gi"}, "memory"),
+        ({"memory": "1e9999Gi"}, "memory"),
         ({"gpu": 1}, "gpu"),
         ({"image": "ubuntu"}, "image"),
         ({"tenancy": "Landon"}, "tenancy"),

@@ -211,7 +211,8 @@ def test_numbers_of_gpus_are_those_of_the_document(tmp_path: Path, counts: tuple
             if count in counts:
                 assert answer.body["nvlink_partition"] == (count in (1, 2, 4, 8))
                 limits = lab.pod(answer.body["id"])["spec"]["containers"][0]["resources"]["limits"]
-                assert limits == {"nvidia.com/gpu": str(count)}
+                assert limits["nvidia.com/gpu"] == str(count)
+                assert limits.get("cpu", "8") == str(8 * count)  # one: the namespace's default
             else:
                 assert answer.body["detail"].endswith(f"not one of {', '.join(map(str, counts))}")
 
@@ -277,6 +278,19 @@ def test_a_quota_is_told_before_the_cluster_refuses(lab: Lab) -> None:
     assert (answer.status, answer.body["code"], answer.headers["retry-after"]) == (429, "quota_exceeded", "30")
     (item,) = lab.ask("GET", "/v1/quotas", key).body["items"]
     assert item == {"resource": "requests.nvidia.com/gpu", "hard": "2", "used": "2"}
+
+
+def test_more_processors_or_memory_than_the_tenancy_has_are_refused(lab: Lab) -> None:
+    lab.add_tenancy("narrow")
+    lab.cluster.patch("Tenancy", "narrow", {"spec": {"quota": {"cpu": "16", "memory": "100Gi"}}})
+    key = lab.key("narrow")
+    for wanted in ({"cpus": 17}, {"memory": "101Gi"}):
+        answer = lab.ask("POST", PATH, key, {"image": "ubuntu", **wanted})
+        assert (answer.status, answer.body["code"]) == (429, "quota_exceeded")
+    answer = lab.ask("POST", PATH, key, {"image": "ubuntu", "gpus": 8, "memory": "90Gi"})
+    assert (answer.body["cpus"], answer.body["memory"]) == (None, "90Gi")
+    limits = lab.pod(answer.body["id"], "narrow")["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "8", "cpu": "16", "memory": "90Gi"}
 
 
 def test_other_tenancies_things_are_not_there(lab: Lab, key: str) -> None:

@@ -24,7 +24,7 @@ from ocigpu.kubernetes.tenants.service.pods import (
 )
 from ocigpu.kubernetes.tenants.service.problems import Refusal
 from ocigpu.kubernetes.tenants.service.store import CaasStore, StoredContainer
-from ocigpu.kubernetes.tenants.tenancy import namespace_name
+from ocigpu.kubernetes.tenants.tenancy import namespace_name, read_spec
 from ocigpu.system.service import Backoff, ServiceLog
 
 PARALLEL, PARALLEL_OF_ALL = 4, 64
@@ -250,7 +250,7 @@ class Keeper:
         secret = [plan_secret(plan, container.secrets)] if container.secrets else []
         documents = [*secret, *plan_volumes(plan, self.options)]
         try:
-            for document in (*documents, plan_pod(plan, self.options)):
+            for document in (*documents, plan_pod(plan, self.options, read_spec(dict(tenancy)))):
                 await self.cluster.create(document)
         except ClusterError as error:
             if error.status == 403 and "exceeded quota" in error.message:

@@ -87,6 +87,12 @@ class ContainerRequest(_Model):
         None, description="default: that of the credential, which it must be unless the key is an admin's"
     )
     gpus: StrictInt = Field(1, description="GPUs; which numbers there are depends on the service: see nvlink_partition")
+    cpus: Annotated[StrictInt, Field(ge=1, le=1024)] | None = Field(
+        None, description="processors; default: what the service or the tenancy gives for each GPU"
+    )
+    memory: Annotated[StrictStr, Field(pattern=r"^[1-9][0-9]{0,5}(Mi|Gi|Ti)$")] | None = Field(
+        None, description="memory, for instance 64Gi; default as of cpus"
+    )
     command: list[Text] = Field([], max_length=1024, description="in place of the image's entry point")
     args: list[Text] = Field([], max_length=1024, description="in place of the image's command")
     env: dict[Name, Text] = Field({}, max_length=512)
@@ -138,6 +144,8 @@ class ContainerView(_Model):
         description="its GPUs are those of an NVLink partition; false: there is no NVLink between them, and copies from"
         " one to another go over PCIe"
     )
+    cpus: int | None = Field(None, description="as asked for; none: by the number of GPUs")
+    memory: str | None = Field(None, description="as asked for; none: by the number of GPUs")
     command: list[str]
     args: list[str]
     env: dict[str, str]

@@ -5,8 +5,10 @@ Their names come of its id, so whoever makes them again after a crash meets thos
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ocigpu.kubernetes.quantity import parse_quantity
 from ocigpu.kubernetes.tenants.tenancy import TENANCY_LABEL, namespace_name
 
 ID_LABEL, MANAGED_LABEL = "ocigpu.io/container", "app.kubernetes.io/managed-by"
@@ -14,6 +16,7 @@ MANAGER = "ocigpu-caas"
 MAIN = "main"
 """The name of the container in its pod."""
 GRACE = 30
+_UNITS = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1))
 
 
 class PodOptions(NamedTuple):
@@ -93,15 +96,44 @@ def plan_volumes(plan: ContainerPlan, options: PodOptions) -> list[dict[str, Any
     return found
 
 
-def plan_pod(plan: ContainerPlan, options: PodOptions) -> dict[str, Any]:
-    """Return the pod of a container: one VM (Kata), with all of its GPUs in one container."""
+def plan_limits(request: Mapping[str, Any], options: PodOptions, spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return the limits of a container, by which its VM is sized.
+
+    Processors and memory are what was asked for, else the operator's for each GPU, else the tenancy's: what ``spec``
+    gives a container that asks for nothing is for one GPU, and all together is at most its quota.
+    """
+    gpus = request["gpus"]
+    limits = {options.resource: str(gpus)}
+    for name, asked, each in (
+        ("cpu", request.get("cpus"), str(options.cpus_per_gpu or "")),
+        ("memory", request.get("memory"), options.memory_per_gpu),
+    ):
+        if asked:
+            limits[name] = str(asked)
+        elif each:
+            digits = each.rstrip("KMGTi")
+            limits[name] = f"{int(digits) * gpus}{each[len(digits) :]}"
+        elif spec and gpus > 1:  # one: the namespace's LimitRange says so
+            limits[name] = _grow(spec["container"][name], gpus, spec["quota"][name])
+    return limits
+
+
+def _grow(each: Any, count: int, most: Any) -> str:
+    one, limit = parse_quantity(each), parse_quantity(most)
+    if one is None or limit is None or one * count >= limit:
+        return str(most)
+    total = one * count
+    for unit, size in _UNITS:
+        if total % size == 0:
+            return f"{int(total / size)}{unit}"
+    return f"{int(total * 1000)}m"
+
+
+def plan_pod(
+    plan: ContainerPlan, options: PodOptions, tenancy: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the pod of a container: one VM (Kata), with all of its GPUs in one container.  ``tenancy``: its spec."""
     request = plan.request
-    limits = {options.resource: str(request["gpus"])}
-    if options.cpus_per_gpu:
-        limits["cpu"] = str(options.cpus_per_gpu * request["gpus"])
-    if options.memory_per_gpu:
-        digits = options.memory_per_gpu.rstrip("KMGTi")
-        limits["memory"] = f"{int(digits) * request['gpus']}{options.memory_per_gpu[len(digits) :]}"
     name = object_name(plan.id)
     env: list[dict[str, Any]] = [
         {"name": key, "value": _literal(value)} for key, value in sorted(request["env"].items())
@@ -112,7 +144,7 @@ def plan_pod(plan: ContainerPlan, options: PodOptions) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": MAIN,
         "image": request["image"],
-        "resources": {"limits": limits},
+        "resources": {"limits": plan_limits(request, options, tenancy)},
         "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
     }
     optional = {

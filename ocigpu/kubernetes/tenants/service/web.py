@@ -38,7 +38,7 @@ from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, read_
 from ocigpu.kubernetes.tenants.service.pods import find_export, object_name, size_of
 from ocigpu.kubernetes.tenants.service.problems import MEDIA_TYPE, Refusal
 from ocigpu.kubernetes.tenants.service.store import ApiKey, CaasStore, StoredContainer, StoredEvent, StoreFullError
-from ocigpu.kubernetes.tenants.tenancy import GROUP, VERSION, namespace_name
+from ocigpu.kubernetes.tenants.tenancy import GROUP, VERSION, namespace_name, read_spec
 from ocigpu.system.service import ServiceLog
 
 MAX_BODY = 1 << 20
@@ -294,6 +294,7 @@ class Api:
         found = await self._check_tenancy(ask, tenancy, active=True, may_create=True)
         if registries := (found.get("spec") or {}).get("registries"):
             check_registry(parse_image(request["image"]), registries)
+        check_share(request, read_spec(dict(found))["quota"])
         quotas = await self._read_quotas(tenancy)
         async with self._turn(ask):
             # nothing is waited for from here on: container and key are remembered together, or neither is
@@ -666,6 +667,14 @@ def judge(wanted: models.ContainerRequest, tenancy: str, rules: TenantRules) -> 
         "secrets": sorted(wanted.secrets),
         "timeout_seconds": seconds,
     }
+
+
+def check_share(request: Mapping[str, Any], quota: Mapping[str, Any]) -> None:
+    """Raise Refusal (quota_exceeded) for what is more than the tenancy may have for all of its containers."""
+    for name, asked in (("cpu", request["cpus"]), ("memory", request["memory"])):
+        most = parse_quantity(quota[name])
+        if asked and most is not None and (parse_quantity(asked) or 0) > most:
+            raise Refusal("quota_exceeded", f"{name} {asked}: the tenancy has {quota[name]} for all of its containers")
 
 
 def new_tenancy(name: str, actor: str) -> dict[str, Any]:
