@@ -328,7 +328,7 @@ class _Sandbox:
                 self.step = f"cover {path}"
                 if os.path.isdir(path):
                     flags = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
-                    libc.mount("tmpfs", path, "tmpfs", flags, "size=4096,nr_inodes=1,mode=0555")
+                    libc.mount("tmpfs", path, "tmpfs", flags, "nr_inodes=1,mode=0555")  # room for its root alone
             self.step = "signals"
             fence.reset_signals()
             self.step = f"drop privileges to {self.uid}:{self.gid}"

@@ -297,11 +297,16 @@ def _mount_root(target: MountTarget, mnt_id: int) -> int:
 
 # -- the small file systems of a plan ----------------------------------------------------------------------------
 
-_PAGE = 4096
+_PAGE = 1 << 16
+"""The largest page of a kernel that we meet: 4 KiB on x86-64, 4, 16 or 64 on arm64 (arch/arm64/Kconfig).  tmpfs charges
+whole pages for each file (mm/shmem.c), and takes none before that: what is too much costs nothing."""
 
 
 def tmpfs_options(action: "Tmpfs", uid: int, gid: int) -> list[tuple[str, str]]:
-    """Return the mount options of tmpfs(5) for a file system of the action's size that ``uid``:``gid`` owns."""
+    """Return the mount options of tmpfs(5) for a file system of the action's size that ``uid``:``gid`` owns.
+
+    How many files there can be, nr_inodes says; it is read-only once they are written.
+    """
     names = len(action.files) + len(_directories(action))
     pages = sum(len(content.encode()) // _PAGE + 1 for _, _, content in action.files) + names + 8
     return [
