@@ -733,10 +733,15 @@ def _refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
 
 
 def finish_ldconfig(transaction: Transaction) -> None:
-    """Wait for the ldconfig of :func:`refresh_ld_cache`."""
+    """Wait for the ldconfig of :func:`refresh_ld_cache`; what one that failed has left, on a full disk say, goes."""
     started, transaction.ldconfig = transaction.ldconfig, None
     if started and (warning := started.finish()):
         transaction.notes.append(warning)
+        try:
+            with transaction.own_parent(LD_CACHE) as at:
+                remove_ldconfig_draft(at.fd)
+        except OSError:  # there is no such directory any more
+            return
 
 
 def stop_ldconfig(transaction: Transaction) -> None:
