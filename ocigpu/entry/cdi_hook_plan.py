@@ -148,7 +148,11 @@ def _plan_proc_view(
 
 
 def _plan_links(commands: list[CreateSymlinks], facts: HookFacts, notes: list[str]) -> list[Link]:
-    links = [Link(path, target, "link of the CDI specification") for item in commands for target, path in item.links]
+    links = [
+        Link(path, target, "link of the CDI specification", optional="/" in target)  # into another directory
+        for item in commands
+        for target, path in item.links
+    ]
     links += [
         Link(path, target, "the container has the device", optional=True)
         for item in commands

@@ -427,7 +427,7 @@ def _link_actions(libraries: tuple[tuple[Library, str], ...], request: Request, 
 
     def add(directory: str, name: str, target: str, reason: str) -> None:
         path = f"{directory}/{name}"
-        links.setdefault(path, Link(path, target, reason))
+        links.setdefault(path, Link(path, target, reason, optional="/" in target))
 
     for library, _ in libraries:
         directory = library_path(library, image).rpartition("/")[0]
