@@ -103,6 +103,8 @@ class MigManager:
         self._options, self._node, self._host, self._log = options, node, host, log
         self._wait, self._clock = wait, clock
         self._changed = False
+        self._daemons: dict[tuple[str, str, str], str | None] = {}
+        """By what DaemonSets choose nodes, as they were when this pass began; None: there is none of that UID."""
 
     # once
 
@@ -140,6 +142,7 @@ class MigManager:
 
     def _make(self, name: str, seen: Metadata) -> bool:
         """Make a layout; return whether a reboot is needed for it.  Raises StateError."""
+        self._daemons.clear()
         layouts = self._layouts()
         if self._ask("assert", name, layouts).status == 0:
             self._keep(name, layouts)
@@ -153,9 +156,9 @@ class MigManager:
                 raise StateError("failed", f"pods have what would be destroyed: {_listed(hit)}{_claims(problems)}")
             if _claims(problems):  # of a pod that has just ended, or is not there yet
                 raise StateError("failed", problems)
-        self._pause()
+        paused = self._pause()
         if self._options.pods != "ignore":
-            self._free(name, layouts)
+            self._free(name, layouts, paused)
         return self._apply(name, layouts, seen)
 
     def _layouts(self) -> str:
@@ -177,11 +180,14 @@ class MigManager:
 
     # clients
 
-    def _pause(self) -> None:
-        """Pause the clients and note it, in one write; wait until they are gone.  Raises StateError."""
+    def _pause(self) -> Collection[str]:
+        """Pause the clients and note it, in one write; wait until they are gone.  Returns their labels.
+
+        Raises StateError.
+        """
         seen = self._node.read()
         journal = _journal(seen)
-        labels = journal["labels"]
+        labels: dict[str, str | None] = journal["labels"]
         for key in CLIENTS:
             value = seen.labels.get(key)
             if key not in labels and (value == "true" or (value is None and key in OURS)):
@@ -194,10 +200,38 @@ class MigManager:
         left = self._until(self._options.client_seconds, lambda: self._clients(labels))
         if left:
             raise StateError("failed", f"clients that are paused are still there: {_listed(left)}")
+        return labels
+
+    def _problems_of_others(self, name: str, layouts: str, labels: Collection[str]) -> str:
+        """Return what keeps a layout from being made, but for clients: they are waited for.
+
+        A roll-out may have made a client's pod when it was paused that was on no node yet.
+        """
+        end = self._clock() + self._options.client_seconds
+        while problems := _problems(self._ask("plan", name, layouts)):
+            if not _named(self._clients(labels), problems) or self._clock() >= end:
+                break
+            if self._wait(POLL):
+                raise StoppedError
+        return problems
 
     def _clients(self, labels: Collection[str]) -> list[PodOfNode]:
-        found = [pod for pod in self._node.pods() if pod.daemon and any(f'"{key}"' in pod.selects for key in labels)]
-        return [pod for pod in found if self._node.is_daemons(pod)]
+        """Return the pods that are paused: by what they say, or what their DaemonSets say since a roll-out began."""
+        found = []
+        for pod in self._node.pods():
+            if (selects := self._daemon_selects(pod)) is None:
+                continue
+            if any(f'"{key}"' in f"{pod.selects}{selects}" for key in labels):
+                found.append(pod)
+        return found
+
+    def _daemon_selects(self, pod: PodOfNode) -> str | None:
+        if pod.daemon is None:
+            return None
+        key = (pod.namespace, *pod.daemon)
+        if key not in self._daemons:
+            self._daemons[key] = self._node.daemon_selects(pod)
+        return self._daemons[key]
 
     def _until(self, seconds: float, look: Callable[[], list[PodOfNode]]) -> list[PodOfNode]:
         """Wait until there are none of these pods, or for so long; return who is left.  Raises StoppedError."""
@@ -236,9 +270,9 @@ class MigManager:
 
     # pods and GPUs
 
-    def _free(self, name: str, layouts: str) -> None:
+    def _free(self, name: str, layouts: str, paused: Collection[str]) -> None:
         """See that nobody has what would be destroyed; raises StateError."""
-        problems = _problems(self._ask("plan", name, layouts))
+        problems = self._problems_of_others(name, layouts, paused)
         if not problems:
             return
         if self._options.pods == "refuse":

@@ -78,17 +78,21 @@ class NodeApi:
         )
         return [_pod(one) for one in found if one.status is None or one.status.phase not in ("Succeeded", "Failed")]
 
-    def is_daemons(self, pod: PodOfNode) -> bool:
-        """Whether a pod is of the DaemonSet that it names: one that is there deletes it when its labels are gone."""
-        if pod.daemon is None:
-            return False
-        name, uid = pod.daemon
-        found = ask(f"read DaemonSet {pod.namespace}/{name}", lambda: self._daemon_uid(pod.namespace, name), "")
-        return bool(uid) and found == uid
+    def daemon_selects(self, pod: PodOfNode) -> str | None:
+        """Return by what the pod's DaemonSet chooses nodes now, as :attr:`PodOfNode.selects`; None: it has none.
 
-    def _daemon_uid(self, namespace: str, name: str) -> str:
-        metadata = self._client.get(DaemonSet, name, namespace=namespace).metadata
-        return (metadata.uid if metadata else None) or ""
+        That may be other than what the pod says: it is of a former revision while a roll-out is under way.  One that is
+        there deletes the pod when a node is no longer chosen; anybody can write the name of one into a pod.
+        """
+        if pod.daemon is None:
+            return None
+        name, uid = pod.daemon
+        what, nothing = f"read DaemonSet {pod.namespace}/{name}", None
+        found: Any = ask(what, lambda: self._client.get(DaemonSet, name, namespace=pod.namespace), nothing)
+        if found is None or not uid or found.metadata.uid != uid:
+            return None
+        template = found.spec.template if found.spec else None
+        return _selects(template.spec.to_dict() if template and template.spec else {})
 
     def evict(self, pod: PodOfNode) -> bool:
         """Ask for a pod's eviction; False while a disruption budget is against it."""
@@ -129,9 +133,12 @@ def _pod(pod: Any) -> PodOfNode:
     claims = tuple(each["resourceClaimName"] for each in parts if each.get("resourceClaimName"))
     owners = [one for one in metadata.ownerReferences or () if one.kind == "DaemonSet" and one.controller]
     daemon = (owners[0].name, owners[0].uid) if owners else None
-    selects = json.dumps([spec.get("nodeSelector") or {}, (spec.get("affinity") or {}).get("nodeAffinity") or {}])
     gpus = any(each.get("claims") for each in resources) or any(name.startswith(_RESOURCE) for name in asked)
-    return PodOfNode(metadata.namespace, metadata.name, metadata.uid or "", daemon, gpus, selects, claims)
+    return PodOfNode(metadata.namespace, metadata.name, metadata.uid or "", daemon, gpus, _selects(spec), claims)
+
+
+def _selects(spec: Mapping[str, Any]) -> str:
+    return json.dumps([spec.get("nodeSelector") or {}, (spec.get("affinity") or {}).get("nodeAffinity") or {}])
 
 
 class MigAnswer(NamedTuple):

@@ -224,6 +224,54 @@ def test_clients_that_do_not_go_are_named_and_everybody_is_given_back(lab: Lab) 
     assert (lab.is_settled(), lab.annotation(REASON)) == (True, None)
 
 
+def test_clients_of_a_former_revision_are_waited_for(lab: Lab) -> None:
+    """Their pods say nothing of the label yet: the chart has just been told of the manager."""
+    template = {"spec": {"containers": [], "nodeSelector": {PLUGIN: "true"}}}
+    head = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "d", "namespace": "default"}}
+    uid = lab.cluster.create({**head, "spec": {"selector": {}, "template": template}})["metadata"]["uid"]
+    lab.pod("former", "zone", owner=uid)
+    lab.gpus.held = "default/former/main"
+    turns = lab.wait
+
+    def wait(seconds: float) -> bool:
+        if len(lab.states) == 2:
+            lab.cluster.delete("Pod", "former", "default")
+            lab.gpus.held = ""
+        return turns(seconds)
+
+    lab.wait = wait  # type: ignore[method-assign]
+    assert lab.manager().reconcile()
+    assert set(lab.states) == {"pending"}
+    assert (lab.is_settled(), lab.pods()) == (True, [])
+
+
+def test_a_client_that_was_on_no_node_when_it_was_paused_is_waited_for(lab: Lab) -> None:
+    """A roll-out had just made its pod."""
+    lab.pod("new", PLUGIN)
+    pod = lab.cluster.get("Pod", "new", "default")
+    lab.cluster.delete("Pod", "new", "default")
+    pod["metadata"] = {key: pod["metadata"][key] for key in ("name", "namespace", "ownerReferences")}
+    pod["spec"].pop("nodeName")
+    lab.cluster.create(pod)
+    lab.stubborn = True
+    asked, turns = lab.gpus.mig, lab.wait
+
+    def mig(verb: str, *words: str, layouts: str = "") -> MigAnswer:
+        if verb == "plan" and "--force" not in words and lab.label().get(STATE) == "pending" and not lab.states:
+            lab.cluster.bind("new", "default", "n")
+            lab.gpus.held = "default/new/main"
+        return asked(verb, *words, layouts=layouts)
+
+    def wait(seconds: float) -> bool:
+        lab.cluster.delete("Pod", "new", "default")
+        lab.gpus.held = ""
+        return turns(seconds)
+
+    lab.gpus.mig, lab.wait = mig, wait  # type: ignore[method-assign]
+    assert lab.manager().reconcile()
+    assert (lab.states, lab.is_settled()) == (["pending"], True)
+
+
 def test_pods_that_have_what_would_go_are_not_disturbed(lab: Lab) -> None:
     lab.pod("web", gpus=1)
     lab.pod("idle", gpus=1)
