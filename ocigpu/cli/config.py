@@ -1,13 +1,16 @@
-"""``ocigpu config``: check, show and list the settings; a file with the defaults; those of NVIDIA's toolkit."""
+"""``ocigpu config``: check, show, list and change the settings; a file with the defaults; those of NVIDIA's toolkit."""
 
 import os
+import re
 import sys
 import tomllib
+from typing import Any
 
 from ocigpu.cli import show
+from ocigpu.cli.arguments import WORDS_OF_BOOLS
 from ocigpu.cli.common import load_settings, settings_path
-from ocigpu.core.errors import OcigpuError, OsErrorAs, SettingsError, printable
-from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings
+from ocigpu.core.errors import OcigpuError, OsErrorAs, SettingsError, UsageError, printable, quoted
+from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings, suggest_key
 from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.entry.pass_through import forget
 from ocigpu.system.files import read_regular
@@ -72,6 +75,80 @@ def keys_command() -> "show.Answer":
         meaning = key.meaning + (f" ({', '.join(key.choices)})" if key.choices else "")
         rows.append((key.name, key.kind, toml_value(key.default), meaning))
     show.table(("key", "type", "default", "meaning"), rows)
+
+
+def get_command(key: str, config: str = "") -> "show.Answer":
+    found = _known(key)
+    settings = load_settings(config)
+    value = getattr(settings, found.field)
+    yield {"key": key, "value": value, "default": value == found.default, "file": settings.path}
+    for item in value if isinstance(value, tuple) else (value,):
+        print(str(item).lower() if isinstance(item, bool) else item)
+
+
+def set_command(key: str, values: list[str], config: str = "") -> "show.Answer":
+    yield from _change(key, _value(_known(key), values), config)
+
+
+def unset_command(key: str, config: str = "") -> "show.Answer":
+    _known(key)
+    yield from _change(key, None, config)
+
+
+def _known(name: str) -> Key:
+    for key in KEYS:
+        if key.name == name:
+            return key
+    raise UsageError(f"unknown key {quoted(name)}", suggest_key(name))
+
+
+def _value(key: Key, values: list[str]) -> Any:
+    """Return the value that words of a command line name; raises UsageError."""
+    if key.kind in ("list", "paths"):
+        return values
+    if len(values) != 1:
+        raise UsageError(f"{key.name} has one value, not {len(values)}", f"ocigpu config set {key.name} VALUE")
+    if key.kind != "bool":
+        return values[0]
+    word = WORDS_OF_BOOLS.get(values[0].lower())
+    if word is None:
+        raise UsageError(f"{key.name}: {quoted(values[0])} is neither true nor false", "")
+    return word
+
+
+def _change(key: str, value: Any, config: str) -> "show.Answer":
+    """Give a key of the settings file a value, None: its default; raises SettingsError before anything is written."""
+    from ocigpu.engines.places import read_file
+
+    path = settings_path(config) or DEFAULT_PATH
+    before = read_file("/", path) or ""
+    text = with_key(path, before, key, value)
+    parse_settings(tomllib.loads(text), path)
+    changed = text != before and write_settings(path, text, force=True)
+    yield {"key": key, "value": value, "file": path, "changed": changed}
+    now = "its default" if value is None else toml_value(tuple(value) if isinstance(value, list) else value)
+    print(printable(f"{path}: {key} is {now}{'' if changed else ' already'}"))
+
+
+def with_key(path: str, text: str, name: str, value: Any) -> str:
+    """Return the text of a settings file with a key set, in the place of its comment if there is one; None: without."""
+    from ocigpu.engines import toml_text
+    from ocigpu.engines.document import ValueChange, apply_changes, look_up
+    from ocigpu.engines.places import parse_config
+
+    keys = tuple(name.split("."))
+    if look_up(parse_config(path, text), keys) is None:
+        section: tuple[str, ...] = ()
+        lines = text.splitlines(keepends=True)
+        for number, line in enumerate(lines):
+            section = toml_text.header_keys(line) or section
+            if section == keys[:-1] and re.match(rf"#\s*{re.escape(keys[-1])}\s*=", line) and value is not None:
+                lines[number] = line.lstrip("# \t")
+                break
+        text = "".join(lines)
+    elif value is None:
+        return toml_text.drop(text, keys)
+    return text if value is None else apply_changes(path, text, [ValueChange(keys, value)])[0]
 
 
 def default_command(output: str = "", force: bool = False) -> None:

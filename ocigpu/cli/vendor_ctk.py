@@ -7,7 +7,6 @@ those of the toolkit's documentation and ``--help`` (1.19); docs/VENDOR.md says 
 import contextlib
 import glob
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -262,6 +261,7 @@ def _print_default(words: list[str], _said: Said) -> None:
 
 def _config(words: list[str], said: Said) -> None:
     """Change the toolkit's file; where it is the one that the toolkit would read, our settings too."""
+    from ocigpu.cli.config import with_key
     from ocigpu.cli.vendor_settings import render_vendor_default
     from ocigpu.engines.places import read_file
 
@@ -271,7 +271,7 @@ def _config(words: list[str], said: Said) -> None:
     text = read_file("/", path) or render_vendor_default()
     values = dict(_parse_sets(told.get("set", ()), told.get("set_list_separator") or ":"))
     for name, value in values.items():
-        text = _set(path, text, name, value)
+        text = with_key(path, text, name, value)
     target = path if told.get("in_place") else told.get("output", "")
     if target and os.path.abspath(target) == os.path.abspath(_default_path()):
         _set_ours(path, values, said)
@@ -309,27 +309,6 @@ def _parse_sets(sets: Sequence[str], separator: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _set(path: str, text: str, name: str, value: Any) -> str:
-    """Return the text of a settings file with a key set, in the place of its comment if there is one; None: without."""
-    from ocigpu.engines import toml_text
-    from ocigpu.engines.document import ValueChange, apply_changes, look_up
-    from ocigpu.engines.places import parse_config
-
-    keys = tuple(name.split("."))
-    if look_up(parse_config(path, text), keys) is None:
-        section: tuple[str, ...] = ()
-        lines = text.splitlines(keepends=True)
-        for number, line in enumerate(lines):
-            section = toml_text.header_keys(line) or section
-            if section == keys[:-1] and re.match(rf"#\s*{re.escape(keys[-1])}\s*=", line) and value is not None:
-                lines[number] = line.lstrip("# \t")
-                break
-        text = "".join(lines)
-    elif value is None:
-        return toml_text.drop(text, keys)
-    return text if value is None else apply_changes(path, text, [ValueChange(keys, value)])[0]
-
-
 def _set_ours(path: str, values: dict[str, Any], said: Said) -> None:
     """Give our settings what was set; raises SettingsError for a value that cannot be obeyed, before it writes."""
     import tomllib
@@ -337,7 +316,7 @@ def _set_ours(path: str, values: dict[str, Any], said: Said) -> None:
     import tomlkit
 
     from ocigpu.cli.common import settings_path
-    from ocigpu.cli.config import write_settings
+    from ocigpu.cli.config import with_key, write_settings
     from ocigpu.cli.vendor_settings import VENDOR_KEYS, import_settings
     from ocigpu.core.settings import DEFAULT_PATH, parse_settings
     from ocigpu.core.toml import toml_value
@@ -360,7 +339,7 @@ def _set_ours(path: str, values: dict[str, Any], said: Said) -> None:
     ours = settings_path("") or DEFAULT_PATH
     text = read_file("/", ours) or ""
     for name, value in changes.items():
-        text = _set(ours, text, name, list(value) if isinstance(value, tuple) else value)
+        text = with_key(ours, text, name, list(value) if isinstance(value, tuple) else value)
     parse_settings(tomllib.loads(text))
     write_settings(ours, text, force=True)
     for name, value in changes.items():

@@ -190,14 +190,6 @@ def check_problems(host: Host) -> list[Finding]:
     ] + devices
 
 
-def _checker(host: Host, status: EngineStatus) -> str:
-    """Return the command that says what is wrong with an engine's file."""
-    path = shlex.quote(host.path(status.target))
-    if status.engine == "docker" and not is_from(release_of(host, "docker"), 23):  # the first with --validate
-        return f"python3 -m json.tool {path}"
-    return str(KNOWN["engines"][status.engine]["checker"]).format(path=path)
-
-
 def _names_for_paths(host: Host, status: EngineStatus) -> list[Finding]:
     """Return what is wrong with CDI names in "devices" of containers.conf: Podman before 4.6 refuses all its commands.
 

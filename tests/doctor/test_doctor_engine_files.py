@@ -13,24 +13,6 @@ def set_release(root: Path, package: str, release: str) -> None:
     status.write_text(f"Package: {package}\nStatus: install ok installed\nVersion: {release}\n\n")
 
 
-@pytest.mark.parametrize(
-    ("release", "command"),
-    [("20.10.24+dfsg1-1", "python3 -m json.tool"), ("", "python3 -m json.tool"), ("5:27.3.1-1", "dockerd --validate")],
-)
-def test_what_says_that_a_file_is_wrong_is_there_in_that_docker(broken: Broken, release: str, command: str) -> None:
-    """dockerd before 23 answers "unknown flag: --validate"."""
-    root = broken()
-    path = root / "etc/docker/daemon.json"
-    path.write_text('{ "runtimes": {} }\n{ \u201cdns\u201d: [\u201c192.0.2.1\u201d] }\n')
-    set_release(root, "docker.io", release)
-    (found,) = [item for item in examine(root) if item.name == "engine-config-broken" and item.is_bad]
-    assert found.fixes[1].startswith(command)
-    if "json.tool" in command:
-        done = run(["sh", "-c", found.fixes[1]], check=False)
-        assert done.returncode == 1
-        assert "Extra data: line 2" in done.stderr
-
-
 @pytest.mark.parametrize(("release", "named"), [("4.3.1+ds1-8", True), ("4.6.0", False), ("5.4.2", False)])
 def test_podman_before_4_6_takes_no_cdi_name_in_its_configuration(broken: Broken, release: str, named: bool) -> None:
     root = broken()

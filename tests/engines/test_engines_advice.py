@@ -168,7 +168,7 @@ def test_a_simulated_host_that_was_removed_is_said_to_be_gone(make_lab: Callable
     assert f"OCIGPU-HOST-1: no simulated host: simulation.root {lab.host} is not there\n" in said
     made, other = lab.doctor("simulated-host")
     assert made in said
-    assert other == f"# or, for real GPUs: remove simulation.root from {lab.settings}"
+    assert other == f"# or, for real GPUs: ocigpu config unset simulation.root --config {lab.settings}"
     lab.follow(said)
     assert opened(lab.start()) == {"ENXIO"}
 
