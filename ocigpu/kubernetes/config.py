@@ -34,6 +34,7 @@ from ocigpu.kubernetes.sharing import Sharing, parse_sharing, resource_name
 MAX_BYTES = 1 << 20
 """As much as a ConfigMap may hold."""
 MAX_SHOWN = 4
+MAX_HOMES = 2
 TABLE = Path(__file__).with_name("options.toml")
 
 
@@ -96,8 +97,9 @@ def parse_config_file(text: str, where: str) -> tuple[dict[str, Any], tuple[str,
         data = {}
     if not isinstance(data, dict):
         raise option_error(where, "the document is not a mapping of keys")
-    foreign = [key for key in data if key not in SHAPE]
-    warnings = tuple(f"{where}: unknown key {quoted(str(key))} ignored{_suggestion(str(key), '')}" for key in foreign)
+    _check_schema(data, where)
+    foreign = {str(key): _suggestion(str(key), "") for key in data if key not in SHAPE}
+    warnings = tuple(f"{where}: unknown key {quoted(key)} ignored{meant}" for key, meant in foreign.items())
     kept = {key: value for key, value in data.items() if key in SHAPE}
     problems = list(dict.fromkeys(_problems(kept, SHAPE, "")))
     version = kept.get("version")
@@ -107,6 +109,19 @@ def parse_config_file(text: str, where: str) -> tuple[dict[str, Any], tuple[str,
         return kept, warnings
     more = f"; and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
     raise option_error(where, "; ".join(problems[:MAX_SHOWN]) + more)
+
+
+def _check_schema(data: Mapping[str, Any], where: str) -> None:
+    """Raise SettingsError for a document of another schema: without one key of ours it would be an empty one."""
+    if "kind" in data and "apiVersion" in data:
+        parts = data.get("data")
+        names = ", ".join(quoted(str(name)) for name in parts) if isinstance(parts, Mapping) and parts else "data"
+        text = f"it is a Kubernetes object ({printable(str(data['kind']), 60)}), and no configuration"
+        raise option_error(where, text, f"The configuration is the text below one key of a ConfigMap: {names}")
+    if data and not any(key in SHAPE or _suggestion(str(key), "") for key in data):
+        names = ", ".join(quoted(str(key)) for key in list(data)[:MAX_SHOWN])
+        text = f"none of its keys is known ({names}): it is not a configuration of NVIDIA's device plugin"
+        raise option_error(where, text, f"Its keys are: {', '.join(SHAPE)}")
 
 
 def _problems(value: Any, shape: Shape, path: str) -> Iterator[str]:
@@ -136,16 +151,15 @@ def _problems(value: Any, shape: Shape, path: str) -> Iterator[str]:
 def _suggestion(key: str, parent: str) -> str:
     """Return where a key belongs that is in the wrong part, or the key of this part that it resembles; "" for neither.
 
-    Of several parts that is the one below this one, or else beside it.
+    Of several parts those below this one count, or else all; more than MAX_HOMES say nothing ("name").
     """
     here = re.sub(r"\[[0-9]+\]", "[]", parent)
     homes = [path for path, members in _MEMBERS.items() if key in members]
-    below = [path for path in homes if path.startswith(here)]
-    best = (below or homes)[:1] if below or len(homes) == 1 else []
-    if best:
-        part, entries, _ = best[0].partition("[]")
-        place = f"an entry of {part}" if entries else part or "the top"
-        return f": it belongs into {place}" if part else f": it belongs to {place}"
+    homes = [path for path in homes if path.startswith(here)] or homes
+    if 0 < len(homes) <= MAX_HOMES:
+        parts = [path.partition("[]") for path in homes]
+        places = [f"an entry of {part}" if entries else part or "the top" for part, entries, _ in parts]
+        return f": it belongs {'into' if homes[0] else 'to'} {' or '.join(places)}"
     found = difflib.get_close_matches(key, _MEMBERS.get(here, {}), 1, 0.6)
     return f": did you mean {found[0]}?" if found else ""
 

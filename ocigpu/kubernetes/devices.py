@@ -5,22 +5,20 @@ with a note when it has no name that would last.  Device ids are those of NVIDIA
 the replicas of a shared device, so they are the same after a restart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, MigDevice
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
 from ocigpu.gpus.vfio.facts import GroupMembers
 from ocigpu.kubernetes.config import Configuration, matches
-from ocigpu.kubernetes.sharing import DOMAIN, MAX_NAME, Shared
+from ocigpu.kubernetes.sharing import DOMAIN, MAX_DEVICES, MAX_NAME, Shared
 
 GPU_RESOURCE = f"{DOMAIN}gpu"
 REPLICA = "::"
 """Between a device's name and the number of a replica."""
 MAX_ID = 63
 """Characters of a device's id that the kubelet's interface allows."""
-MAX_DEVICES = 49_000
-"""Of one resource: the kubelet takes no list of more than 4 MiB, and a device may need 85 bytes of it."""
 
 NO_MIG_DEVICES = "MIG is enabled, but there are no MIG devices"
 
@@ -95,15 +93,9 @@ def make_inventory(
             found.clear()
     kind = "wsl" if wsl_node else "gpu"
     shared = _share(found, configuration.sharing.resources, notes)
-    notes.extend(
-        f"{name} left out: {len(devices)} devices, and a kubelet can be told of {MAX_DEVICES}"
-        for name, devices in shared.items()
-        if len(devices) > MAX_DEVICES
-    )
     resources = tuple(
         Resource(name, tuple(devices), kind, _sharing_of(devices, configuration), configuration.sharing.one_each)
         for name, devices in shared.items()
-        if len(devices) <= MAX_DEVICES
     )
     reason = "" if resources else "; ".join(notes or facts.notes) or "this host has no GPUs"
     return Inventory(resources, tuple(notes), reason)
@@ -198,24 +190,33 @@ def _mig_device(gpu: Gpu, mig: MigDevice, nodes: Mapping[int, DeviceNode]) -> Pl
 def _share(
     found: Mapping[str, Sequence[PluginDevice]], entries: Sequence[Shared], notes: list[str]
 ) -> "dict[str, list[PluginDevice]]":
-    """Return the devices by resource after those that are shared have become replicas, perhaps of another name."""
+    """Return the devices by resource after those that are shared have become replicas, perhaps of another name.
+
+    A resource of more than the kubelet takes is left out with a note, before there are so many.
+    """
     left = {name: list(devices) for name, devices in found.items()}
-    shared: dict[str, list[PluginDevice]] = {}
+    shared: dict[str, list[tuple[PluginDevice, int]]] = {}
     for entry in entries:
         devices = left.get(entry.name, [])
         chosen = _chosen(entry, devices, notes)
         taken = {device.id for device in chosen}
         if devices:
             left[entry.name] = [device for device in devices if device.id not in taken]
-        for device in chosen:
-            replicas = [
-                device._replace(id=f"{device.uuid}{REPLICA}{number}", replicas=entry.replicas)
-                for number in range(entry.replicas)
-            ]
-            shared.setdefault(entry.offered_as, []).extend(replicas)
-    names = dict.fromkeys((*left, *shared))
-    merged = {name: [*left.get(name, []), *shared.get(name, [])] for name in names}
-    return {name: devices for name, devices in merged.items() if devices}
+        shared.setdefault(entry.offered_as, []).extend((device, entry.replicas) for device in chosen)
+    merged: dict[str, list[PluginDevice]] = {}
+    for name in dict.fromkeys((*left, *shared)):
+        own, parts = left.get(name, []), shared.get(name, [])
+        count = len(own) + sum(replicas for _, replicas in parts)
+        if count > MAX_DEVICES:
+            notes.append(f"{name} left out: {count} devices, and a kubelet can be told of {MAX_DEVICES}")
+        elif count:
+            merged[name] = [*own, *(one for device, replicas in parts for one in _replicas(device, replicas))]
+    return merged
+
+
+def _replicas(device: PluginDevice, count: int) -> Iterator[PluginDevice]:
+    for number in range(count):
+        yield device._replace(id=f"{device.uuid}{REPLICA}{number}", replicas=count)
 
 
 def _chosen(entry: Shared, devices: Sequence[PluginDevice], notes: list[str]) -> list[PluginDevice]:

@@ -9,8 +9,8 @@ from ocigpu.kubernetes.options import option_error, shown
 
 DOMAIN = "nvidia.com/"
 MAX_NAME = 63
-MAX_REPLICAS = 1024
-"""Of one device: the kubelet holds every replica as a device of its own."""
+MAX_DEVICES = 49_000
+"""Of a resource, each replica is one: a list of so many with the longest names is within what the kubelet receives."""
 
 _HEX = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 _REFERENCE = re.compile(rf"[0-9]+(:[0-9]+)?|GPU-{_HEX}|MIG-{_HEX}|MIG-GPU-{_HEX}/[0-9]+/[0-9]+")
@@ -79,8 +79,8 @@ def _parse_entry(entry: Mapping[str, Any], rename_by_default: bool, where: str) 
     replicas = entry.get("replicas")
     if replicas is None:
         raise option_error(where, "no replicas specified")
-    if not 2 <= replicas <= MAX_REPLICAS:
-        raise option_error(f"{where}.replicas", f"{replicas}: number of replicas must be >= 2, <= {MAX_REPLICAS}")
+    if not 2 <= replicas <= MAX_DEVICES:
+        raise option_error(f"{where}.replicas", f"{replicas}: number of replicas must be >= 2, <= {MAX_DEVICES}")
     offered_as = f"{name}.shared" if rename_by_default else name
     offered_as = resource_name(entry.get("rename") or offered_as, f"{where}.rename")
     return Shared(name, offered_as, replicas, _parse_devices(entry.get("devices"), f"{where}.devices"))

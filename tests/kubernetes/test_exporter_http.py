@@ -102,7 +102,8 @@ def test_values_are_those_of_nvml_with_dcgms_units(h100: SimulatedHost, tmp_path
     whole = {"gpu": "0"}
     assert {name for name in page if name.startswith("DCGM")} == set(BY_NAME) - {
         *(metric.name for metric in METRICS if metric.kind == "label"),
-        *("DCGM_FI_DEV_FAN_SPEED", "DCGM_FI_DEV_VGPU_LICENSE_STATUS", "DCGM_EXP_XID_ERRORS_COUNT"),
+        *("DCGM_FI_DEV_FAN_SPEED", "DCGM_FI_DEV_VGPU_LICENSE_STATUS"),
+        *("DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_XID_ERRORS_TOTAL"),
         *("DCGM_FI_DEV_RETIRED_SBE", "DCGM_FI_DEV_RETIRED_DBE", "DCGM_FI_DEV_RETIRED_PENDING"),
     }
     assert value(page, UTIL, **whole) == 50
@@ -359,6 +360,8 @@ def test_xids_are_counted_and_told_by_gpu_and_instance(h100: SimulatedHost, tmp_
         assert value(page, xid, gpu="0", err_msg="GPU memory page fault") == 31
         assert value(page, count, gpu="0", xid="31", window_size_in_ms="60000") == 2
         assert value(page, count, gpu="0", xid="79") == 1
+        assert value(page, "DCGM_EXP_XID_ERRORS_TOTAL", gpu="0", xid="31") == 2
+        assert value(page, "DCGM_EXP_XID_ERRORS_TOTAL", GPU_I_ID="7", xid="13") == 1
         assert value(page, xid, GPU_I_ID="7", err_code="13") == 13
         assert value(page, xid, GPU_I_ID="1", err_code="0") == 0
 

@@ -15,7 +15,16 @@ from ocigpu.gpus.pci import Function
 from ocigpu.gpus.vfio.facts import Candidate
 from ocigpu.kubernetes.exporter.collectors import DEFAULTS, Collector, parse_collectors, write_collectors
 from ocigpu.kubernetes.exporter.exposition import Picture, render
-from ocigpu.kubernetes.exporter.metrics import BY_NAME, CLOCK_COUNT, GPM_METRICS, METRICS, XID, XID_COUNT, XID_MESSAGES
+from ocigpu.kubernetes.exporter.metrics import (
+    BY_NAME,
+    CLOCK_COUNT,
+    GPM_METRICS,
+    METRICS,
+    XID,
+    XID_COUNT,
+    XID_MESSAGES,
+    XID_TOTAL,
+)
 from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
 from ocigpu.kubernetes.exporter.options import Devices, ExporterOptions, parse_address, parse_devices, parse_options
 from ocigpu.kubernetes.exporter.owners import WHOLE, Claim, Held, Owner, find_owners, find_vfio_owners, read_jobs
@@ -42,7 +51,7 @@ def page_of(picture: Picture, options: ExporterOptions | None = None) -> str:
 def test_every_metric_of_the_table_has_a_reader_and_only_one() -> None:
     read = [name for names, _ in READERS for name in names]
     assert len(read) == len(set(read))
-    special = {XID, XID_COUNT, CLOCK_COUNT, "DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION"}
+    special = {XID, XID_COUNT, XID_TOTAL, CLOCK_COUNT, "DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION"}
     assert {*read, *GPM_METRICS, *LABEL_READERS, *special} == set(BY_NAME)
     assert len(BY_NAME) == len(METRICS)
 
@@ -77,6 +86,9 @@ def test_type_and_help_are_those_of_the_file() -> None:
         ("DCGM_FI_DEV_SM_CLOCK, gauge, again", "occurs twice"),
         ("DCGM_FI_DRIVER_VERSION, gauge, x", "is a label"),
         ("DCGM_FI_DEV_GPU_TEMP, label, x", "is a gauge"),
+        ("dcgm_sm_clok, gauge, x", 'unknown metric "dcgm_sm_clok"'),
+        ('DCGM_FI_DEV_GPU_TEMP, gauge, "never closed', "no CSV"),
+        ('DCGM_FI_DEV_GPU_TEMP, gauge, "closed" too early', "no CSV"),
     ],
 )
 def test_a_bad_line_is_an_error_that_names_it(line: str, cause: str) -> None:
@@ -87,9 +99,38 @@ def test_a_bad_line_is_an_error_that_names_it(line: str, cause: str) -> None:
     assert raised.value.code == "OCIGPU-KUBE-4"
 
 
+def test_a_file_is_real_csv() -> None:
+    text = (
+        '# a "comment\n"DCGM_FI_DEV_GPU_TEMP", gauge, "hot, ""very"" hot"\nDCGM_FI_DEV_SM_CLOCK,gauge,"two\n  lines"\n'
+    )
+    assert parse_collectors(text, "f") == (
+        (
+            Collector("DCGM_FI_DEV_GPU_TEMP", "gauge", 'hot, "very" hot'),
+            Collector("DCGM_FI_DEV_SM_CLOCK", "gauge", "two lines"),
+        ),
+        (),
+    )
+    found, _ = parse_collectors(text, "f")
+    assert set(parse_collectors(write_collectors(found), "f")[0]) == set(found)
+
+
+def test_names_of_the_first_exporter_are_understood_and_kept() -> None:
+    text = "dcgm_sm_clock, gauge, x\ndcgm_gpu_utilization, gauge, x\ndcgm_xid_errors, gauge, x\n"
+    found, notes = parse_collectors(text, "f")
+    metrics = ["DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_XID_ERRORS"]
+    assert ([each.metric for each in found], notes) == (metrics, ())
+    gpu = GPUS[0]._replace(values={"DCGM_FI_DEV_SM_CLOCK": 1410.0}, xid=0)
+    page = render(found, Picture(Sample((gpu,))), ExporterOptions(), "").decode()
+    assert "# TYPE dcgm_sm_clock gauge" in page
+    assert 'dcgm_sm_clock{gpu="0"' in page
+    assert 'dcgm_xid_errors{gpu="0"' in page
+    assert "DCGM_FI_DEV_SM_CLOCK" not in page
+
+
 @pytest.mark.parametrize(
     "name",
     [
+        "DCGM_EXP_NEXT_YEARS_COUNT",
         "DCGM_FI_PROF_PIPE_INT_ACTIVE",
         "DCGM_EXP_GPU_HEALTH_STATUS",
         "DCGM_FI_DEV_NVSWITCH_LINK_STATUS",

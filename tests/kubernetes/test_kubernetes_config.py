@@ -218,6 +218,7 @@ def test_other_devices_are_refused(devices: Any) -> None:
         (sharing({"name": "gpu", "replicas": 1}), "resources[0].replicas: 1: number of replicas must be >= 2"),
         (sharing({"name": "gpu", "replicas": 0}), "resources[0].replicas: 0: number of replicas must be >= 2"),
         (sharing({"name": "gpu", "replicas": -1}), "resources[0].replicas: -1: number of replicas must be >= 2"),
+        (sharing({"name": "gpu", "replicas": 49_001}), "resources[0].replicas: 49001: number of replicas must be"),
         (sharing({"name": "gpu", "replicas": "2"}), 'resources[0].replicas: "2" is not a number'),
         (sharing({"name": "gpu", "replica": 2}), 'resources[0]: unknown key "replica": did you mean replicas?'),
         (sharing({"name": "x" * 53, "replicas": 2}), "resources[0].name: "),
@@ -241,6 +242,19 @@ def test_other_devices_are_refused(devices: Any) -> None:
         ("flags: {sleepInterval: 60s}", 'flags: unknown key "sleepInterval": it belongs into flags.gfd'),
         ("flags: {imex: {}}", 'flags: unknown key "imex": it belongs to the top'),
         ("flags: {name: x}", 'flags: unknown key "name"'),
+        (
+            "flags: {renameByDefault: true}",
+            'flags: unknown key "renameByDefault": it belongs into sharing.timeSlicing or sharing.mps',
+        ),
+        (
+            "sharing: {failRequestsGreaterThanOne: false}",
+            'sharing: unknown key "failRequestsGreaterThanOne": it belongs into sharing.timeSlicing or sharing.mps',
+        ),
+        (
+            "{apiVersion: v1, kind: ConfigMap, metadata: {}, data: {any: 'version: v1'}}",
+            "it is a Kubernetes object (ConfigMap), and no configuration",
+        ),
+        ('{"GPUPartitionSize": "1g.5gb"}', 'none of its keys is known ("GPUPartitionSize")'),
         ("flags: {plugin: {deviceListStrategy: 3}}", "flags.plugin.deviceListStrategy: "),
         ("flags: {plugin: {deviceListStrategy: [3]}}", "flags.plugin.deviceListStrategy: "),
         ("resources: [{name: gpu}]", "resources: "),
@@ -315,6 +329,12 @@ def test_an_unknown_key_at_the_top_is_ignored_with_a_warning() -> None:
         'dp.yaml: unknown key "flag" ignored: did you mean flags?',
         'dp.yaml: unknown key "migStrategy" ignored: it belongs into flags',
     )
+
+
+def test_a_whole_configmap_says_where_the_configuration_is() -> None:
+    with pytest.raises(SettingsError) as caught:
+        read("apiVersion: v1\nkind: ConfigMap\ndata:\n  any: |-\n    version: v1\n  other: x\n")
+    assert caught.value.hint == 'The configuration is the text below one key of a ConfigMap: "any", "other"'
 
 
 def test_device_specs_with_cdi_only_are_warned_about() -> None:

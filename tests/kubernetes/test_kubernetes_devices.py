@@ -314,3 +314,8 @@ def test_more_devices_than_a_kubelet_can_be_told_of_are_left_out() -> None:
     found = inventory(facts, shared({"name": "gpu", "replicas": 1024}))
     assert found.resources == ()
     assert found.reason == "nvidia.com/gpu left out: 65536 devices, and a kubelet can be told of 49000"
+    one = facts._replace(gpus=facts.gpus[:1])
+    assert len(inventory(one, shared({"name": "gpu", "replicas": 16384})).resources[0].devices) == 16384
+    assert len(inventory(one, shared({"name": "gpu", "replicas": MAX_DEVICES})).resources[0].devices) == MAX_DEVICES
+    many = inventory(facts, shared({"name": "gpu", "replicas": MAX_DEVICES}))
+    assert "3136000 devices" in many.reason, "and they are never made"

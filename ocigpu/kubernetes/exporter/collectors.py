@@ -1,11 +1,12 @@
 """Which metrics are exported: dcgm-exporter's file of three columns, ``name, type, help``."""
 
+import csv
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ocigpu.core.errors import SettingsError, printable, quoted
-from ocigpu.kubernetes.exporter.metrics import BY_NAME, DCGM_NAMES, METRICS, why_missing
+from ocigpu.kubernetes.exporter.metrics import BY_NAME, DCGM_NAMES, METRICS, OLD_NAMES, why_missing
 from ocigpu.kubernetes.options import read_text
 
 KINDS = ("gauge", "counter", "label")
@@ -19,6 +20,11 @@ class Collector(NamedTuple):
     kind: str
     help: str
 
+    @property
+    def metric(self) -> str:
+        """Its name in the table; a file may have that of dcgm-exporter 1.x, and then so has the series."""
+        return OLD_NAMES.get(self.name, self.name)
+
 
 DEFAULTS = tuple(Collector(metric.name, metric.kind, metric.help) for metric in METRICS if metric.default)
 
@@ -31,19 +37,16 @@ def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tupl
     """
     found: dict[str, Collector] = {}
     notes: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        fields = [field.strip() for field in line.split(",", 2)]
+    for number, fields in _records(text, where):
         place = f"{where} line {number}"
-        if len(fields) != 3:
+        if len(fields) < 3:
             raise collectors_error(place, "three fields are wanted: name, type, help")
-        name, kind, text_ = fields
+        name, kind, text_ = *fields[:2], ", ".join(fields[2:])  # whoever writes no quotes means one text
         if kind not in KINDS:
             raise collectors_error(place, f"type {quoted(kind)}: not one of {', '.join(KINDS)}")
         if name in found:
             raise collectors_error(place, f"{name} occurs twice")
-        known = BY_NAME.get(name)
+        known = BY_NAME.get(OLD_NAMES.get(name, name))
         if known is None:
             why = why_missing(name)
             if not why:
@@ -56,6 +59,19 @@ def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tupl
             raise collectors_error(place, f"{name} is a {known.kind}")
         found[name] = Collector(name, kind, text_)
     return tuple(found.values()), tuple(notes)
+
+
+def _records(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the records of a file with the numbers of their last lines: real CSV, fields may have quotes."""
+    lines = ("" if line.lstrip().startswith("#") else line for line in text.splitlines(keepends=True))
+    reader = csv.reader(lines, skipinitialspace=True, strict=True)
+    try:
+        for record in reader:
+            fields = [" ".join(field.split()) for field in record]
+            if any(fields):
+                yield reader.line_num, fields
+    except csv.Error as error:
+        raise collectors_error(f"{where} line {reader.line_num}", f"no CSV: {printable(str(error), 100)}") from error
 
 
 def read_collectors(path: str) -> tuple[tuple[Collector, ...], tuple[str, ...]]:
@@ -71,6 +87,7 @@ def write_collectors(collectors: Sequence[Collector]) -> str:
     lines = ["# name, type (gauge, counter or label), help", ""]
     for metric in METRICS:
         kind, text = (wanted.get(metric.name) or metric)[1:3]
+        text = '"{}"'.format(text.replace('"', '""')) if '"' in text else text
         lines.append(f"{'' if metric.name in wanted else '# '}{metric.name}, {kind}, {text}")
     return "\n".join([*lines, ""])
 

@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ocigpu.kubernetes.exporter.collectors import Collector
-from ocigpu.kubernetes.exporter.metrics import CLOCK_COUNT, XID, XID_COUNT, XID_MESSAGES
+from ocigpu.kubernetes.exporter.metrics import CLOCK_COUNT, XID, XID_COUNT, XID_MESSAGES, XID_TOTAL
 from ocigpu.kubernetes.exporter.options import ExporterOptions, parse_devices
 from ocigpu.kubernetes.exporter.owners import WHOLE, Key, Owner, VfioDevice
 from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, Values
@@ -42,14 +42,14 @@ class _Entity(NamedTuple):
 def render(collectors: Iterable[Collector], picture: Picture, options: ExporterOptions, hostname: str) -> bytes:
     """Return the series of all GPUs, by metric; a metric without any is left out.  ``hostname``: "" for no label."""
     collectors = tuple(collectors)
-    labels = [collector.name for collector in collectors if collector.kind == "label"]
+    labels = [collector.metric for collector in collectors if collector.kind == "label"]
     host = _host_label(options, hostname)
     entities = list(_entities(picture, labels, options, host))
     lines: list[str] = []
     for collector in collectors:
         if collector.kind == "label":
             continue
-        series = [line for entity in entities for line in _series(collector.name, entity, options)]
+        series = [line for entity in entities for line in _series(collector, entity, options)]
         if series:
             lines += _head(collector.name, collector.kind, collector.help)
             lines += series
@@ -174,19 +174,22 @@ def _counts(name: str, entity: _Entity, options: ExporterOptions) -> Sequence[tu
     if name == XID_COUNT:
         window = ("window_size_in_ms", f"{options.xid_count_window_size * 1000:.0f}")
         return [((window, ("xid", str(number))), count) for number, count in entity.part.xids.items()]
+    if name == XID_TOTAL:
+        return [((("xid", str(number)),), count) for number, count in entity.part.xid_totals.items()]
     if name == CLOCK_COUNT:
         window = ("window_size_in_ms", f"{options.clock_events_count_window_size * 1000:.0f}")
         return [((("clock_event", event), window), count) for event, count in entity.clocks.items()]
     return []
 
 
-def _series(name: str, entity: _Entity, options: ExporterOptions) -> Iterable[str]:
+def _series(collector: Collector, entity: _Entity, options: ExporterOptions) -> Iterable[str]:
+    name = collector.metric
     value = entity.values.get(name)
     for pairs, number in _counts(name, entity, options) if value is None else (((), value),):
         known = f"{entity.labels},{_text(pairs)}" if pairs else entity.labels
         for labels, own in entity.variants:
             separator = "," if labels else ""
-            yield f"{name}{{{known}{separator}{labels}}} {_number(own.get(name, number))}"
+            yield f"{collector.name}{{{known}{separator}{labels}}} {_number(own.get(name, number))}"
 
 
 def _vfio(devices: Sequence[VfioDevice], options: ExporterOptions, host: Pairs) -> list[str]:

@@ -1,5 +1,7 @@
 """The metrics: names, types and help of dcgm-exporter, and NVML's function behind each, from the tables beside this."""
 
+import difflib
+import re
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
@@ -40,13 +42,26 @@ DCGM_NAMES = tuple(_lines("dcgm-fields.txt"))
 XID_MESSAGES = {int(number): text for number, text in (line.split(" ", 1) for line in _lines("xids.txt"))}
 """By number, from 0."""
 
-XID, XID_COUNT = "DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT"
+OLD_NAMES: dict[str, str] = {
+    **{
+        f"dcgm_{metric.name.removeprefix('DCGM_FI_DEV_').removeprefix('DCGM_').lower()}": metric.name
+        for metric in METRICS
+    },
+    **_TABLES["old_names"],
+}
+"""Metrics by what dcgm-exporter 1.x called them."""
+
+XID, XID_COUNT, XID_TOTAL = "DCGM_FI_DEV_XID_ERRORS", "DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_XID_ERRORS_TOTAL"
 CLOCK_COUNT = "DCGM_EXP_CLOCK_EVENTS_COUNT"
 DRIVER_VERSION, NVML_VERSION = "DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION"
 
 
 def why_missing(name: str) -> str:
-    """Return why a metric of DCGM is left out; "" for a name that is none of DCGM's."""
+    """Return why a metric of DCGM is left out; "" for a name that is none of DCGM's.
+
+    dcgm-exporter makes new metrics of its own (DCGM_EXP) with each release: a file that names one is not wrong.
+    """
     if name not in DCGM_NAMES:
-        return ""
+        near = difflib.get_close_matches(name, [*BY_NAME, *DCGM_NAMES], 1, 0.95)
+        return "this exporter does not know it" if re.fullmatch("DCGM_EXP_[A-Z0-9_]+", name) and not near else ""
     return next(why for prefix, why in NOT_FROM_NVML if name.startswith(prefix))

@@ -29,7 +29,7 @@ class Instance(NamedTuple):
     """A GPU instance.
 
     ``uuids``: of its MIG devices; ``xid``: the last one, 0 for none yet, None for unknown; ``start``: number of its
-    first memory slice, -1 where NVML does not tell.
+    first memory slice, -1 where NVML does not tell; ``xids``: how many in the window, ``xid_totals``: since the start.
     """
 
     number: int
@@ -39,6 +39,7 @@ class Instance(NamedTuple):
     xid: int | None = None
     xids: "Mapping[int, int]" = {}
     start: int = -1
+    xid_totals: "Mapping[int, int]" = {}
 
 
 class GpuSample(NamedTuple):
@@ -61,6 +62,7 @@ class GpuSample(NamedTuple):
     instances: tuple[Instance, ...] = ()
     processes: tuple[tuple[int, int, int], ...] = ()
     minor: int = -1
+    xid_totals: "Mapping[int, int]" = {}
 
 
 class Sample(NamedTuple):

@@ -26,6 +26,7 @@ from ocigpu.kubernetes.exporter.metrics import (
     NVML_VERSION,
     XID,
     XID_COUNT,
+    XID_TOTAL,
 )
 from ocigpu.kubernetes.exporter.nvml_readers import (
     LABEL_READERS,
@@ -42,6 +43,8 @@ WAIT = 0.5
 """Seconds between looks at standard input."""
 LONGEST_PATIENCE = 300.0
 """Seconds between two openings of NVML while a GPU is lost."""
+MAX_XIDS = 256
+"""Different XIDs that are counted for a GPU; the driver has some 170."""
 MAX_EVENTS = 10000
 """Events of a GPU that are remembered for a window."""
 WHOLE_GPU = 0xFFFFFFFF
@@ -111,6 +114,7 @@ class NvmlSampler:
         self.gpm: dict[tuple[str, int | None], Gpm | None] = {}
         self.last_xid: dict[tuple[str, int], int] = {}
         self.recent: defaultdict[tuple[str, int], Window] = defaultdict(Window)
+        self.totals: defaultdict[tuple[str, int], Counter[int]] = defaultdict(Counter)
         self.reasons: defaultdict[str, Window] = defaultdict(Window)
         self.process_time: dict[str, int] = {}
 
@@ -236,6 +240,7 @@ class NvmlSampler:
         }
         gpu["values"] = {name: value for name, value in values.items() if value is not None and name in wanted}
         gpu["xid"], gpu["xids"] = self._xids(uuid, WHOLE_GPU)
+        gpu["xid_totals"] = self.totals[uuid, WHOLE_GPU]
         gpu["instances"] = migs
         minor = try_(pynvml.nvmlDeviceGetMinorNumber, handle)
         gpu["minor"] = -1 if minor is None else minor
@@ -279,6 +284,7 @@ class NvmlSampler:
                 "values": {name: value for name, value in values.items() if name in wanted},
                 "xid": xid or xid_of_all,
                 "xids": xids + xids_of_all,
+                "xid_totals": self.totals[uuid, instance] + self.totals[uuid, WHOLE_GPU],
                 "start": _start(handle, instance),
             }
         return list(instances.values())
@@ -303,7 +309,7 @@ class NvmlSampler:
     # events
 
     def _watch(self, handle: Any, uuid: str) -> None:
-        if self.events is None or uuid in self.watched or self.orders["wanted"].isdisjoint({XID, XID_COUNT}):
+        if self.events is None or uuid in self.watched or self.orders["wanted"].isdisjoint({XID, XID_COUNT, XID_TOTAL}):
             return
         try:
             if pynvml.nvmlDeviceGetSupportedEventTypes(handle) & XIDS:
@@ -327,6 +333,8 @@ class NvmlSampler:
         key = (uuid, event.gpuInstanceId)
         self.last_xid[key] = event.eventData
         self.recent[key].note(event.eventData)
+        if event.eventData in self.totals[key] or len(self.totals[key]) < MAX_XIDS:
+            self.totals[key][event.eventData] += 1
 
     def _xids(self, uuid: str, instance: int) -> tuple[int | None, "Counter[int]"]:
         """Return the last XID, 0 for none yet and None where none is reported, and how many there were of each."""

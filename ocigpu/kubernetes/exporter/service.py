@@ -121,7 +121,7 @@ class ExporterService:
         options = self.options
         self._sampler.order(
             Orders(
-                tuple(collector.name for collector in self.collectors),
+                tuple(collector.metric for collector in self.collectors),
                 options.collect_interval,
                 options.xid_count_window_size,
                 options.clock_events_count_window_size,
