@@ -3,6 +3,7 @@
 Tests of the double's files run here, too, where they need nothing that only a double can do.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -127,6 +128,8 @@ def cluster(etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
         in_force(made, pod(hostNetwork=True), SERVICE)
         in_force(made, pod(namespace="default"), ACCOUNT)
         in_force(made, tenancy_objects.policy("tenant-landon"), SERVICE)
+        held = {"name": "held", "namespace": "tenant-landon", "finalizers": ["tests.example/hold"]}
+        in_force(made, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": held}, SERVICE)
         yield made
 
 
@@ -215,6 +218,56 @@ def test_claims_and_services_that_lead_out_of_a_tenancy_are_refused(
         return
     with pytest.raises(Problem, match=words):
         cluster.create(document, user=SERVICE)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"externalIPs": ["10.96.0.1"]}, {"type": "NodePort"}, {"type": "LoadBalancer"}],
+    ids=str,
+)
+def test_a_service_that_is_being_deleted_is_held_to_the_same_rules(cluster: RealCluster, spec: Object) -> None:
+    """Kept by a finalizer, which a tenant may take away, and no more than that."""
+    made = tenancy_objects.service()
+    with pytest.raises(Problem, match="finalizers would keep"):
+        cluster.create({**made, "metadata": {**made["metadata"], "finalizers": ["tests.example/hold"]}}, user=SERVICE)
+    made["metadata"]["finalizers"] = ["tests.example/hold"]
+    where = (cluster.create(made)["kind"], "data", "tenant-landon")
+    try:
+        cluster.delete(*where)
+        found = cluster.get(*where)
+        assert found["metadata"]["deletionTimestamp"]
+        with pytest.raises(Problem, match=r"traffic that is for others|must be ClusterIP"):
+            cluster.update({**found, "spec": {**found["spec"], **spec}}, user=SERVICE)
+        balanced = {**found, "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.7"}]}}}
+        with pytest.raises(Problem):
+            cluster.update(balanced, sub="status", user=SERVICE)
+        found = cluster.get(*where)
+        cluster.update({**found, "metadata": {**found["metadata"], "finalizers": []}}, user=SERVICE)
+        assert not cluster.exists(*where)
+    finally:
+        if cluster.exists(*where):
+            cluster.patch(*where[:2], {"metadata": {"finalizers": None}}, where[2])
+
+
+def test_finalizers_of_others_are_refused_on_every_kind(cluster: RealCluster) -> None:
+    for api, kind in (("v1", "ConfigMap"), ("v1", "Secret"), ("v1", "PersistentVolumeClaim")):
+        head = {"apiVersion": api, "kind": kind, "metadata": {"name": "held", "namespace": "tenant-landon"}}
+        document = tenancy_objects.claim(name="held") if kind == "PersistentVolumeClaim" else head
+        cluster.create(document, user=SERVICE)
+        found = cluster.get(kind, "held", "tenant-landon")
+        with pytest.raises(Problem, match="finalizers would keep"):
+            cluster.update({**found, "metadata": {**found["metadata"], "finalizers": ["a.b/c"]}}, user=SERVICE)
+        cluster.delete(kind, "held", "tenant-landon")
+        wait_for("its end", lambda kind=kind: not cluster.exists(kind, "held", "tenant-landon"))  # type: ignore[misc]
+
+
+def test_only_the_scheduler_binds_pods_of_tenancies(cluster: RealCluster) -> None:
+    cluster.create(pod(name="unbound"), user=SERVICE)
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "unbound"}}
+    body["target"] = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+    with pytest.raises(Problem, match="controller's"):
+        cluster.ask("POST", "/api/v1/namespaces/tenant-landon/pods/unbound/binding", body, SERVICE)
+    cluster.delete("Pod", "unbound", "tenant-landon", gracePeriodSeconds=0)
 
 
 def pass_until(controller: TenancyController, what: str, condition: Callable[[], bool]) -> None:
@@ -359,7 +412,7 @@ def test_a_node_feature(cluster: RealCluster, tmp_path: Path) -> None:
     """With the default values of the chart, in the namespace of another release."""
     cluster.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "labels"}})
     for each in objects({}, "labels"):
-        if each["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
+        if each["kind"] in INSTALLED:
             cluster.apply(each)
     account = "system:serviceaccount:labels:ocigpu-node-labels"
     cluster.wait_for_right(account, "patch", "nfd.k8s-sigs.io", "nodefeatures", "labels")
@@ -376,7 +429,7 @@ def test_a_node_feature(cluster: RealCluster, tmp_path: Path) -> None:
 def test_the_mig_manager_reads_and_writes_its_node(cluster: RealCluster) -> None:
     account = "system:serviceaccount:gpu:ocigpu-mig-manager"
     cluster.wait_for_right(account, "create", "", "pods/eviction")
-    node = NodeApi(cluster.client(account), NODE)
+    node = NodeApi(cluster.client(account, node=NODE), NODE)
     asks = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "gpus", "namespace": "default"}}
     cluster.create({**head, "spec": {"nodeName": NODE, "terminationGracePeriodSeconds": 0, "containers": [asks]}})
@@ -389,6 +442,11 @@ def test_the_mig_manager_reads_and_writes_its_node(cluster: RealCluster) -> None
     (found,) = [each for each in node.pods() if each.name == "gpus"]
     assert found.gpus
     assert not found.daemon
+    for on, words in (("other", "own node only"), (None, "does not say on which node")):
+        theirs = NodeApi(cluster.client(account, node=on), NODE)
+        for act in (lambda theirs=theirs: theirs.patch({"x": "1"}, {}), lambda theirs=theirs: theirs.evict(found)):
+            with pytest.raises(HostError, match=words):
+                act()
     assert node.evict(found)
     wait_for("the eviction", lambda: not cluster.exists("Pod", "gpus", "default"))
     assert node.evict(found), "one that is gone is no error"
@@ -626,18 +684,23 @@ class RealNode(NamedTuple):
     directory: Path
     settings: Path
 
-    def run(self, name: str, **spec: Any) -> str:
-        """Run a pod that looks around to its end and return what it printed."""
-        container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": LOOK}
+    def run(self, name: str, stays: bool = False, **spec: Any) -> str:
+        """Run a pod that looks around, to its end, or until it ``stays``, and return what it printed."""
+        command = [*LOOK[:-1], f"{LOOK[-1]}; exec sleep 1000"] if stays else LOOK
+        container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": command}
         container |= spec.pop("container", {})
         common = {"hostNetwork": True, "restartPolicy": "Never", "nodeSelector": HERE}
-        make_pod(self.cluster, name, containers=[container], **common, **spec)
+        make_pod(self.cluster, name, containers=[container], terminationGracePeriodSeconds=1, **common, **spec)
 
         def why() -> str:
             return json.dumps(self.cluster.get("Pod", name, "team").get("status"), indent=1)
 
-        ends = ("Succeeded", "Failed")
-        wait_for(f"pod {name}", lambda: self.cluster.get("Pod", name, "team")["status"]["phase"] in ends, 120, why)
+        def has_looked() -> bool:
+            phase = self.cluster.get("Pod", name, "team")["status"]["phase"]
+            looks = read_log(self.directory, "team", name).count(LOOKED)
+            return phase in ("Succeeded", "Failed") or (stays and looks == len(LOOKS))
+
+        wait_for(f"pod {name}", has_looked, 120, why)
         return read_log(self.directory, "team", name)
 
     def remove(self, name: str) -> None:
@@ -648,7 +711,9 @@ class RealNode(NamedTuple):
 
 HERE = {"kubernetes.io/hostname": KUBELET_NODE}
 NO_FIT = "cannot allocate all claims"
-LOOK = script(["nvidia-smi", "-L"], ["ls", "/dev"])
+LOOKS = (["nvidia-smi", "-L"], ["ls", "/dev"])
+LOOK, LOOKED = script(*LOOKS), "@@"
+NUMBERS = itertools.count()
 
 
 @pytest.fixture
@@ -657,10 +722,11 @@ def real_node(
 ) -> Iterator[RealNode]:
     runtime_class = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "ocigpu"}}
     node.apply({**runtime_class, "handler": "ocigpu"})
-    directory, runtimes = session_directory / "real-kubelet", {"ocigpu": str(RUNTIME)}
+    number = next(NUMBERS)  # each has directories of its own
+    directory, runtimes = session_directory / f"real-kubelet{number}", {"ocigpu": str(RUNTIME)}
     env = {"OCIGPU_CONFIG": str(simulated_host.settings)}
     program = find_programs().get("CONTAINERD", "containerd")
-    place = session_directory / "real-containerd"
+    place = session_directory / f"real-containerd{number}"
     with (
         own_directories(),
         start_containerd(place, image, runtimes, env, sandbox_image=IMAGE, program=program) as engine,
@@ -671,6 +737,7 @@ def real_node(
         for each in node.objects("Pod"):
             if each["metadata"]["namespace"] == "team":
                 made.remove(each["metadata"]["name"])
+    node.delete("Node", KUBELET_NODE)  # with what a plugin of the last test has offered
 
 
 def assert_has_one_gpu(listing: str, host: SimulatedHost) -> None:
@@ -714,7 +781,8 @@ def test_claims_of_a_real_kubelet_are_prepared_and_given_back(
         asks = {"claim": {"claims": [{"name": "gpu"}]}, "plain": {"limits": {"nvidia.com/gpu": "1"}}}
         for name, resources in asks.items():
             more = claims if name == "claim" else {}
-            listing = real_node.run(name, container={"resources": resources}, **more)
+            # the kubelet gives a claim back when its pod has ended
+            listing = real_node.run(name, stays=True, container={"resources": resources}, **more)
             assert_has_one_gpu(listing, simulated_host)
             assert len(list(Path("/run/cdi").iterdir())) == 1
             real_node.remove(name)
