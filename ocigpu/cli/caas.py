@@ -107,6 +107,7 @@ def run_command(
     tenancy: str = "",
     env: list[str] | None = None,
     secret: list[str] | None = None,
+    pull_credentials: str = "",
     mount: list[str] | None = None,
     entrypoint: str = "",
     ends_after: Annotated[int, Range(0)] = 0,
@@ -126,6 +127,7 @@ def run_command(
         "memory": memory,
         "env": _variables("--env", env or []),
         "secrets": _variables("--secret", secret or []),
+        "pull_credentials": _pull_credentials(pull_credentials) if pull_credentials else None,
         "mounts": [_mount(text) for text in mount or []],
         "timeout_seconds": ends_after,
     }
@@ -190,6 +192,16 @@ def _variables(option: str, texts: list[str]) -> dict[str, str]:
             raise UsageError(f"{option} {name}: no value, and the environment has none", f"{option} NAME=VALUE")
         found[name] = value if equals else os.environ[name]
     return found
+
+
+def _pull_credentials(path: str) -> dict[str, str]:
+    """Return what a file says: USER:PASSWORD, on one line."""
+    from ocigpu.cli.caas_client import read_line
+
+    user, colon, password = read_line(path, "--pull-credentials").partition(":")
+    if not (user and colon and password):
+        raise UsageError(f'--pull-credentials "{printable(path, 200)}": no line USER:PASSWORD')
+    return {"username": user, "password": password}
 
 
 def _mount(text: str) -> dict[str, Any]:

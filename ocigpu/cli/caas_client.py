@@ -184,17 +184,22 @@ def connect(url: str = "", key_file: str = "", ca: str = "", allow_http: bool = 
     """
     key = os.environ.get(KEY, "")
     if key_file:
-        try:
-            with open(key_file, "rb") as file:
-                key = read_bounded(file, 4096).decode("ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            cause = error.strerror if isinstance(error, OSError) else "not a key"
-            raise HostError("OCIGPU-CAAS-3", f"key {key_file}: {cause}", "") from error
+        key = read_line(key_file, "key", 4096)
     client = CaasClient(url or os.environ.get(URL, "http://127.0.0.1:8443"), key.strip(), ca)
     if client.is_readable and not allow_http:
         text = f"--url {printable(client.url, 100)}: the key would be sent unencrypted"
         raise UsageError(text, "use https; or --allow-http, where nobody else is on the way")
     return client
+
+
+def read_line(path: str, what: str, most: int = 32 << 10) -> str:
+    """Return what a file of one line says; raises HostError (OCIGPU-CAAS-3)."""
+    try:
+        with open(path, "rb") as file:
+            return read_bounded(file, most).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a line of text"
+        raise HostError("OCIGPU-CAAS-3", f"{what} {path}: {why}", "") from error
 
 
 def path_of(container: str, rest: str = "", **query: Any) -> str:

@@ -154,7 +154,8 @@ def test_its_rights_are_those_that_it_uses(cluster: Cluster, tmp_path: Path) -> 
         cluster.fail(1, 503, method="POST", path="events$")  # it is told again
         key = lab.key()
         mount = {"server": "nfs.example", "path": "/exports/landon", "target": "/data"}
-        made = lab.run(key, secrets={"TOKEN": "hidden"}, mounts=[mount])
+        who = {"username": "robot", "password": "hidden"}
+        made = lab.run(key, secrets={"TOKEN": "hidden"}, mounts=[mount], pull_credentials=who)
         lab.bind(made)
         lab.set_status(made, **running())
         lab.wait(key, made, "running")
@@ -207,7 +208,10 @@ def head(kind: str, name: str = "ctr-1", namespace: str = "tenant-landon") -> di
         ({**head("PersistentVolume"), "spec": {"hostPath": {"path": "/"}}}, "volumes of NFS only"),
         ({**head("PersistentVolume"), "spec": {"local": {"path": "/"}}}, "volumes of NFS only"),
         ({**head("PersistentVolume", "other"), "spec": {"nfs": {"server": "s", "path": "/"}}}, "its containers only"),
-        ({**head("Secret"), "type": "kubernetes.io/service-account-token"}, "type Opaque only"),
+        (
+            {**head("Secret"), "type": "kubernetes.io/service-account-token"},
+            "types Opaque and kubernetes.io/dockerconfigjson only",
+        ),
         ({**head("Secret", namespace="kube-system"), "type": "Opaque"}, "namespaces of tenancies only"),
         ({**head("Pod", namespace="kube-system"), "spec": {"containers": []}}, "namespaces of tenancies only"),
         (pod(name="other"), "its containers only"),

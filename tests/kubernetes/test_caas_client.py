@@ -40,13 +40,18 @@ def caas(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
     return run
 
 
-def test_a_container_is_run_seen_and_deleted(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_is_run_seen_and_deleted(
+    lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pull").write_text("robot:pull-pass:word\n")
     monkeypatch.setenv("TOKEN", "hidden-value")
     words = [
         "--gpus",
         "2",
         "--cpus",
         "6",
+        "--pull-credentials",
+        str(tmp_path / "pull"),
         "--memory",
         "9Gi",
         "--env",
@@ -72,6 +77,11 @@ def test_a_container_is_run_seen_and_deleted(lab: Lab, caas: Run, monkeypatch: p
     shown = caas("show", made)[1]
     assert "vm boot 90.0 s" in shown
     assert "hidden-value" not in shown + json.dumps(found)
+    assert "pass:word" not in shown + json.dumps(found)
+    secret = lab.cluster.get("Secret", f"{made.replace('_', '-')}-pull", "tenant-landon")
+    assert '"robot", "password": "pull-pass:word"' in secret["stringData"][".dockerconfigjson"]
+    assert caas("run", IMAGE, "--pull-credentials", "/etc/hostname")[0] == 2
+    assert "OCIGPU-CAAS-3" in caas("run", IMAGE, "--pull-credentials", "/nonexistent")[2]
     listed = json.loads(caas("list", "--lifecycle", "running", "--limit", "1", "--json")[1])
     assert [one["id"] for one in listed["containers"]] == [made]
     assert made in caas("list")[1]

@@ -1,6 +1,7 @@
 """The service for containers: what needs neither server nor cluster."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -32,7 +33,7 @@ from ocigpu.kubernetes.tenants.service.lifecycle import (
     read_standing,
 )
 from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, SCOPES, ContainerRequest, Phases
-from ocigpu.kubernetes.tenants.service.pods import PodOptions, plan_pod, plan_secret, plan_volumes
+from ocigpu.kubernetes.tenants.service.pods import PodOptions, make_docker_config, plan_pod, plan_secrets, plan_volumes
 from ocigpu.kubernetes.tenants.service.problems import PROBLEMS, Refusal
 from ocigpu.kubernetes.tenants.service.server import audit_text
 from ocigpu.kubernetes.tenants.service.store import (
@@ -161,6 +162,24 @@ def test_the_seeds_request_is_a_pod_in_a_virtual_machine() -> None:
     assert main["securityContext"]["allowPrivilegeEscalation"] is False
 
 
+@pytest.mark.parametrize(
+    ("registry", "host"), [("docker.io", "https://index.docker.io/v1/"), ("10.0.0.1:5000", "10.0.0.1:5000")]
+)
+def test_credentials_are_for_one_registry_in_the_form_of_the_kubelet(registry: str, host: str) -> None:
+    config = json.loads(make_docker_config(registry, "é", 'a:"b'))
+    (one,) = config["auths"].items()
+    assert (one[0], one[1]["username"], one[1]["password"]) == (host, "é", 'a:"b')
+    assert base64.b64decode(one[1]["auth"]).decode() == 'é:a:"b'
+
+
+def test_an_image_is_asked_for_at_its_registry_each_time() -> None:
+    """Else a tenant runs, without credentials, what another one's have brought to the node."""
+    for image in ("ubuntu:22.04", f"nvcr.io/x@{D}", "ghcr.io/me/private:1"):
+        spec = plan_pod(plan_of(container(**{"container-url": image})), PodOptions())["spec"]
+        assert spec["containers"][0]["imagePullPolicy"] == "Always"
+        assert "imagePullSecrets" not in spec
+
+
 SPEC = {"container": {"cpu": "8", "memory": "64Gi"}, "quota": {"cpu": "128", "memory": "2Ti"}}
 
 
@@ -195,7 +214,7 @@ def test_words_and_secrets_reach_the_container_as_they_are() -> None:
     assert main["resources"]["limits"] == {"nvidia.com/h100": "1", "cpu": "4", "memory": "64Gi"}
     assert "s3cret" not in json.dumps(pod) + json.dumps(found.request)
     assert main["env"][1] == {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "ctr-01", "key": "TOKEN"}}}
-    secret = plan_secret(plan_of(found), found.secrets or {})
+    (secret,) = plan_secrets(plan_of(found), found.secrets or {})
     assert (secret["metadata"]["name"], secret["stringData"]) == ("ctr-01", {"TOKEN": "s3cret"})
 
 
@@ -245,6 +264,9 @@ def test_what_has_a_shape_and_cannot_be(wanted: dict[str, Any], code: str) -> No
         ({"cpus": 0}, "cpus"),
         ({"cpus": 1.5}, "cpus"),
         ({"memory": "64"}, "memory"),
+        ({"pull_credentials": {"username": "a:b", "password": "c"}}, "username"),
+        ({"pull_credentials": {"username": "a"}}, "password"),
+        ({"pull_credentials": {"username": "a", "password": "b", "registry": "c"}}, "registry"),
         ({"memory": "9999999Gi"}, "memory"),
         ({"memory": "1e9999Gi"}, "memory"),
         ({"gpu": 1}, "gpu"),

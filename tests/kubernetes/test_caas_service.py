@@ -105,6 +105,35 @@ def test_secrets_and_mounts_are_made_and_go_with_it(lab: Lab, key: str) -> None:
     assert [one for one in left if one["metadata"]["name"].startswith(name)] == []
 
 
+def test_who_pulls_an_image_is_known_to_its_registry_alone(lab: Lab, key: str) -> None:
+    who = {"username": "robot", "password": "hidden-password"}
+    body = {**SEED, "container-url": "ghcr.io/me/private:1", "pull_credentials": who, "secrets": {"A": "b"}}
+    answer = lab.ask("POST", PATH, key, body, Idempotency_Key='"private"')
+    again = lab.ask("POST", PATH, key, body, Idempotency_Key='"private"')
+    assert answer.body["id"] == again.body["id"]
+    made, name = answer.body["id"], answer.body["id"].replace("_", "-")
+    assert lab.pod(made)["spec"]["imagePullSecrets"] == [{"name": f"{name}-pull"}]
+    secret = lab.cluster.get("Secret", f"{name}-pull", "tenant-landon")
+    assert secret["type"] == "kubernetes.io/dockerconfigjson"
+    assert list(json.loads(secret["stringData"][".dockerconfigjson"])["auths"]) == ["ghcr.io"]
+    assert lab.cluster.get("Secret", name, "tenant-landon")["stringData"] == {"A": "b"}
+    shown = lab.show(key, made)
+    assert (shown["has_pull_credentials"], shown["secrets"]) == (True, ["A"])
+    wait_for("it to be forgotten", lambda: lab.server.store.find(made).secrets is None)  # type: ignore[union-attr]
+    kept = b"".join(one.read_bytes() for one in (lab.directory / "state").iterdir())
+    told = json.dumps([answer.body, shown, *lab.lines, lab.audits()])
+    for hidden in ("hidden-password", "cm9ib3Q6aGlkZGVuLXBhc3N3b3Jk"):
+        assert hidden not in told
+        assert hidden.encode() not in kept
+    assert "hidden-password" not in json.dumps(lab.pod(made))
+    refused = lab.ask("POST", PATH, key, {**body, "container-url": "evil.example/x"})
+    assert refused.body["code"] == "registry_not_allowed"
+    lab.ask("DELETE", f"{PATH}/{made}", key)
+    wait_for("its end", lambda: lab.ask("GET", f"{PATH}/{made}", key).status == 404)
+    assert not lab.cluster.exists("Secret", f"{name}-pull", "tenant-landon")
+    assert not lab.cluster.exists("Secret", name, "tenant-landon")
+
+
 BAD: list[tuple[str, dict[str, Any], str, int]] = [
     ("not JSON", {"body": b"{"}, "request_invalid", 400),
     ("a name twice", {"body": b'{"image": "a", "image": "b"}'}, "request_invalid", 400),

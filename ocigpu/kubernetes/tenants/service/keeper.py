@@ -19,7 +19,7 @@ from ocigpu.kubernetes.tenants.service.pods import (
     PodOptions,
     object_name,
     plan_pod,
-    plan_secret,
+    plan_secrets,
     plan_volumes,
 )
 from ocigpu.kubernetes.tenants.service.problems import Refusal
@@ -247,8 +247,7 @@ class Keeper:
         if tenancy is None:
             return self._pause(container.id)
         plan = plan_of(container)
-        secret = [plan_secret(plan, container.secrets)] if container.secrets else []
-        documents = [*secret, *plan_volumes(plan, self.options)]
+        documents = [*plan_secrets(plan, container.secrets or {}), *plan_volumes(plan, self.options)]
         try:
             for document in (*documents, plan_pod(plan, self.options, read_spec(dict(tenancy)))):
                 await self.cluster.create(document)
@@ -296,8 +295,7 @@ class Keeper:
         comes next looks for the rest.
         """
         plan = plan_of(container)
-        secret = [plan_secret(plan, {})] if plan.request["secrets"] else []
-        others = [*plan_volumes(plan, self.options)[::-1], *secret]
+        others = [*plan_volumes(plan, self.options)[::-1], *plan_secrets(plan, {})]
         ended = container.standing.lifecycle in FINAL
         for document in others if ended else ():
             await self.cluster.delete(document)

@@ -69,6 +69,13 @@ class NfsMount(_Model):
     read_only: StrictBool = False
 
 
+class PullCredentials(_Model):
+    """Who pulls the image, for the registry of this image and no other; never shown again."""
+
+    username: Text = Field(min_length=1, max_length=256, pattern="^[^:]+$")
+    password: Text = Field(min_length=1, max_length=16384)
+
+
 def _describe_both_names(schema: dict[str, Any]) -> None:
     schema["properties"]["image"] = {**schema["properties"]["container-url"], "description": "container-url, shorter"}
     schema["oneOf"] = [{"required": ["container-url"]}, {"required": ["image"]}]
@@ -97,6 +104,7 @@ class ContainerRequest(_Model):
     args: list[Text] = Field([], max_length=1024, description="in place of the image's command")
     env: dict[Name, Text] = Field({}, max_length=512)
     secrets: dict[Name, Text] = Field({}, max_length=128, description="variables that are never shown again")
+    pull_credentials: PullCredentials | None = Field(None, description="for an image that is not public")
     mounts: list[NfsMount] = Field([], max_length=16)
     timeout_seconds: Annotated[StrictInt, Field(ge=1)] | None = Field(
         None, description="running time after which it is ended; default and limit are the service's"
@@ -150,6 +158,7 @@ class ContainerView(_Model):
     args: list[str]
     env: dict[str, str]
     secrets: list[str] = Field(description="names only")
+    has_pull_credentials: bool = Field(False, description="whether the image is pulled with some")
     mounts: list[NfsMount]
     timeout_seconds: int
     restart: Literal["never", "on-failure"]

@@ -3,6 +3,7 @@
 Their names come of its id, so whoever makes them again after a crash meets those that are there.
 """
 
+import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -15,6 +16,10 @@ ID_LABEL, MANAGED_LABEL = "ocigpu.io/container", "app.kubernetes.io/managed-by"
 MANAGER = "ocigpu-caas"
 MAIN = "main"
 """The name of the container in its pod."""
+PULL = "-pull"
+"""After the name of a container, that of the object with who pulls its image."""
+DOCKER_CONFIG = ".dockerconfigjson"
+"""The same among the values of secrets: no variable is called so."""
 GRACE = 30
 _UNITS = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("", 1))
 
@@ -45,9 +50,28 @@ def object_name(container: str) -> str:
     return container.replace("_", "-")
 
 
-def plan_secret(plan: ContainerPlan, values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the object that holds a container's secret variables."""
-    return {**_head("v1", "Secret", plan), "immutable": True, "type": "Opaque", "stringData": dict(values)}
+def plan_secrets(plan: ContainerPlan, values: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the objects that hold a container's secret variables, and who pulls its image."""
+    found = []
+    variables = {name: value for name, value in values.items() if name != DOCKER_CONFIG}
+    if plan.request["secrets"]:
+        found.append({**_head("v1", "Secret", plan), "type": "Opaque", "stringData": variables})
+    if plan.request.get("has_pull_credentials"):
+        config = {DOCKER_CONFIG: values.get(DOCKER_CONFIG, "")}
+        found.append(
+            {**_head("v1", "Secret", plan, PULL), "type": "kubernetes.io/dockerconfigjson", "stringData": config}
+        )
+    return [{**one, "immutable": True} for one in found]
+
+
+def make_docker_config(registry: str, username: str, password: str) -> str:
+    """Return the credentials of a registry as the kubelet reads them ("Pull an Image from a Private Registry").
+
+    Docker Hub's are known by its former address.
+    """
+    host = "https://index.docker.io/v1/" if registry == "docker.io" else registry
+    auth = base64.b64encode(f"{username}:{password}".encode()).decode()
+    return json.dumps({"auths": {host: {"username": username, "password": password, "auth": auth}}})
 
 
 def find_export(server: str, path: str, tenancy: str, exports: Sequence[str]) -> tuple[str, str] | None:
@@ -144,6 +168,8 @@ def plan_pod(
     container: dict[str, Any] = {
         "name": MAIN,
         "image": request["image"],
+        # a node has images that others have pulled with their credentials: the registry is asked each time
+        "imagePullPolicy": "Always",
         "resources": {"limits": plan_limits(request, options, tenancy)},
         "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
     }
@@ -165,6 +191,8 @@ def plan_pod(
         "enableServiceLinks": False,
         "containers": [container],
     }
+    if request.get("has_pull_credentials"):
+        spec["imagePullSecrets"] = [{"name": f"{name}{PULL}"}]
     if request["mounts"]:
         spec["volumes"] = [
             {"name": f"mount-{number}", "persistentVolumeClaim": {"claimName": f"{name}-{number}"}}

@@ -35,7 +35,7 @@ from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, 
 from ocigpu.kubernetes.tenants.service.intake import Rates, Turns, check_shape
 from ocigpu.kubernetes.tenants.service.keeper import ACTIVE, Keeper, phase_of, wait_at_most
 from ocigpu.kubernetes.tenants.service.lifecycle import ContainerStanding, read_time
-from ocigpu.kubernetes.tenants.service.pods import find_export, object_name, size_of
+from ocigpu.kubernetes.tenants.service.pods import DOCKER_CONFIG, find_export, make_docker_config, object_name, size_of
 from ocigpu.kubernetes.tenants.service.problems import MEDIA_TYPE, Refusal
 from ocigpu.kubernetes.tenants.service.store import ApiKey, CaasStore, StoredContainer, StoredEvent, StoreFullError
 from ocigpu.kubernetes.tenants.tenancy import GROUP, VERSION, namespace_name, read_spec
@@ -304,7 +304,7 @@ class Api:
                     self.keeper.look_at(ended)
             except StoreFullError as error:
                 raise Refusal(str(error), retry_after=30) from error
-            made = self.store.add(tenancy, request, dict(ask.model.secrets), key, ask.body)
+            made = self.store.add(tenancy, request, secret_values(ask.model, request), key, ask.body)
             self.keeper.look_at(made.id)
             return _accepted(made, {})
 
@@ -662,11 +662,20 @@ def judge(wanted: models.ContainerRequest, tenancy: str, rules: TenantRules) -> 
         text = f"command, args and env: {size} bytes in the cluster, which writes each $ twice; at most {MAX_TEXTS}"
         raise Refusal("request_invalid", text)
     return {
-        **wanted.model_dump(exclude={"tenancy", "secrets", "image", "timeout_seconds"}),
+        **wanted.model_dump(exclude={"tenancy", "secrets", "pull_credentials", "image", "timeout_seconds"}),
         "image": str(image),
         "secrets": sorted(wanted.secrets),
+        "has_pull_credentials": wanted.pull_credentials is not None,
         "timeout_seconds": seconds,
     }
+
+
+def secret_values(wanted: models.ContainerRequest, request: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is forgotten once it is in the cluster: variables, and who pulls the image."""
+    found = dict(wanted.secrets)
+    if who := wanted.pull_credentials:
+        found[DOCKER_CONFIG] = make_docker_config(parse_image(request["image"]).registry, who.username, who.password)
+    return found
 
 
 def check_share(request: Mapping[str, Any], quota: Mapping[str, Any]) -> None:
