@@ -29,7 +29,7 @@ HINTS = {
     "tenancy_missing": "name one with --tenancy",
     "tenancy_unknown": "an operator makes it: ocigpu tenancy create NAME; or the service does: --create-tenancies",
     "idempotency_key_reused": "take another --idempotency-key for another request",
-    **dict.fromkeys(("cluster_unavailable", "idempotency_in_flight"), "try again in some seconds"),
+    **dict.fromkeys(("cluster_unavailable", "idempotency_in_flight", "too_many_requests"), "try again in some seconds"),
 }
 """What to do on a command line, where the service's own words are about HTTP; "" where the message says it all."""
 

@@ -264,16 +264,33 @@ BATTERY: dict[int, Row] = {
         "commands for running containers",
     ),
     23: Row(
-        "stop the service for containers without a credential, by connections that say nothing or read nothing",
+        "stop the service for containers: without a credential by connections, or with one tenant's by requests",
         (),
         ("caas",),
         tuple(
-            ("kubernetes/test_caas_streams.py", function)
-            for function in (
-                "test_a_request_that_does_not_come_ends_its_connection",
-                "test_strangers_have_their_room_and_no_more",
-                "test_an_answer_that_a_stranger_does_not_read_ends_his_connection",
+            (f"kubernetes/test_caas_{file}.py", function)
+            for file, functions in (
+                (
+                    "streams",
+                    (
+                        "test_a_request_that_does_not_come_ends_its_connection",
+                        "test_strangers_have_their_room_and_no_more",
+                        "test_an_answer_that_a_stranger_does_not_read_ends_his_connection",
+                    ),
+                ),
+                (
+                    "load",
+                    (
+                        "test_one_tenancys_requests_wait_for_each_other_and_nobody_else_for_them",
+                        "test_a_mebibyte_of_errors_is_refused_before_they_are_made",
+                        "test_a_body_of_more_than_any_request_needs_is_refused_at_once",
+                        "test_a_credential_has_so_many_requests_a_second",
+                        "test_a_body_in_very_many_parts_ends_its_connection",
+                        "test_nothing_of_a_connection_that_ended_is_kept",
+                    ),
+                ),
             )
+            for function in functions
         ),
         "no start of a container listens to a network",
     ),
