@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
 USUAL_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 """Where engines look unless they are told otherwise (CDI SPEC.md)."""
+BUILDS = (5, 4)
+"""The first Podman whose builds take CDI devices; they look in the first of these alone (seen with 5.4)."""
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"
 
 
@@ -210,6 +212,31 @@ def is_read_by_engines(path: str, settings: Settings) -> bool:
     return os.path.realpath(directory) in {os.path.realpath(one) for one in (*USUAL_DIRECTORIES, *named)}
 
 
+def find_blind(path: str, settings: Settings) -> list[str]:
+    """Return which engines and builders of this machine do not look where a file is, a sentence each."""
+    from ocigpu.engines.checker import program_version
+    from ocigpu.engines.status import find_engines
+
+    if _other_root(path, settings):
+        return []
+    name, directory = os.path.basename(path), os.path.realpath(os.path.dirname(os.path.abspath(path)))
+    notes = []
+    for status in find_engines():
+        directories = [os.path.realpath(one) for one in status.cdi_spec_dirs]
+        if status.cdi != "off" and directories and directory not in directories:
+            named = " and ".join(status.cdi_spec_dirs)
+            notes.append(f"{status.name} looks only in {named}: --output {status.cdi_spec_dirs[-1]}/{name}")
+    usual = USUAL_DIRECTORIES[0]
+    version = program_version("/", "podman")
+    there = directory == os.path.realpath(usual) or os.path.exists(f"{usual}/{name}")
+    if version and version >= BUILDS and not there:
+        notes.append(
+            f"podman build --device looks only in {usual}: for builds, ocigpu cdi generate --output {usual}/{name}"
+            " after each change of the driver"
+        )
+    return notes
+
+
 def _other_root(path: str, settings: Settings) -> str:
     """Return the root of the host that a file belongs to: a simulated one, or one whose driver is elsewhere."""
     for root in (settings.simulation_root, settings.driver_root):
@@ -245,7 +272,7 @@ def refresh_command(request: GenerateRequest, output: str = "", quiet: bool = Fa
         done = refresh(request.options, request.settings, target, newest_for_engines(target, request.settings))
     yield done._asdict()
     if not quiet:
-        say(f"note: {text}" for text in done.notes)
+        say(f"note: {text}" for text in (*done.notes, *find_blind(done.path, request.settings)))
         say_skipped(done.skipped)
     if done.changed:
         print(printable(f"{done.path}: written: {'; '.join(done.reasons)}"))

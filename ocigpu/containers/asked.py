@@ -49,8 +49,8 @@ def _tell_docker(variable: str, config: dict[str, Any], container: Container) ->
     about = read_engine_file(f"{directory}/config.v2.json")
     given = _value(get_list(get_object(about, "Config"), "Env"), variable)
     if given is None:
-        requests = get_list(read_engine_file(f"{directory}/hostconfig.json"), "DeviceRequests")
-        return "docker run --gpus" if requests else "Docker itself: the variable is neither the image's nor given to it"
+        options = tell_docker_options(config, container)
+        return options or "Docker itself: the variable is neither the image's nor given to it"
     content = _image_of(directory.rpartition("/containers/")[0], about)
     if not content:
         return "its image, or docker run --env: the image's own configuration cannot be read"
@@ -58,6 +58,22 @@ def _tell_docker(variable: str, config: dict[str, Any], container: Container) ->
     if own == given:
         return "its image"
     return "docker run --env" if own is None else f"docker run --env, over {variable}={own} of its image"
+
+
+def tell_docker_options(config: dict[str, Any], container: Container) -> str:
+    """Return the options of docker run that name devices of a container, "" for none.
+
+    Docker 25 and later keep CDI devices of --device as a request for the driver "cdi" (moby, opts.GpuOpts and
+    daemon/cdi.go); --gpus names capabilities and no driver.
+    """
+    directory = docker_directory(container.id, get_list(config, "mounts"))
+    requests = get_list(read_engine_file(f"{directory}/hostconfig.json"), "DeviceRequests")
+    told = [one for one in requests if isinstance(one, dict)]
+    names = [name for one in told if one.get("Driver") == "cdi" for name in get_list(one, "DeviceIDs")]
+    options = [f"--device {name}" for name in names if isinstance(name, str)]
+    if any(one.get("Driver") != "cdi" for one in told):
+        options.insert(0, "--gpus")
+    return f"docker run {' '.join(options)}" if options else ""
 
 
 def _image_of(data_root: str, about: dict[str, Any]) -> dict[str, Any]:

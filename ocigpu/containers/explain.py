@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.rootfs import MAX_LD_CACHE
 from ocigpu.cdi.registry import read_registry
-from ocigpu.containers.asked import describe_users, find_users, tell_origin
+from ocigpu.containers.asked import describe_users, find_users, tell_docker_options, tell_origin
 from ocigpu.containers.believed import Container
 from ocigpu.containers.child import look_below, look_into
 from ocigpu.containers.difference import REPLACED_NOTE, find_original
@@ -120,7 +120,7 @@ def _explain(target: Target, settings: Settings, facts: HostFacts, root: str) ->
         mode=original.mode or (report.mode if report is not None else ""),
         planned_mode=planned.mode,
         request=request,
-        asked_by=tell_origin(request, original.config, container) if request.source != FOUND_BY_NODES else VOID,
+        asked_by=_asked_by(request, original.config, container),
         gpus=(*plan.gpus, *plan.mig_devices) if plan is not None else request.cdi_devices,
         image=plan.image if plan is not None else None,
         compat=_explain_compat(plan, request, chosen, facts, root or _root(document.config, bundle)) if plan else "",
@@ -225,6 +225,13 @@ def _root(config: dict[str, Any], bundle: str) -> str:
         return rootfs_path(config, bundle)
     except OcigpuError:
         return ""
+
+
+def _asked_by(request: Request, config: dict[str, Any], container: Container | None) -> str:
+    if request.source != FOUND_BY_NODES:
+        return tell_origin(request, config, container)
+    docker = container is not None and container.engine == "docker"
+    return (tell_docker_options(config, container) if container is not None and docker else "") or VOID
 
 
 def _explain_compat(plan: Plan, request: Request, settings: Settings, facts: HostFacts, root: str) -> str:

@@ -15,6 +15,7 @@ import yaml
 from support import requirements
 
 from ocigpu.cli.main import main
+from ocigpu.engines.status import EngineStatus
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -311,7 +312,7 @@ def test_a_device_that_is_left_out_is_a_warning_or_with_strict_an_error(cdi: Run
     finally:
         hidden.rename(node)
     assert status == 0
-    assert err.startswith("skipped: GPU 1 (")
+    assert err.startswith("skipped: GPU 00000000:01:00.0 (device nodes are missing: /dev/nvidia0)")
     assert "0" not in device_names(yaml.safe_load(output.read_text()))
     assert strict[0] == 1
     assert strict[2].endswith("ocigpu: OCIGPU-CDI-7: generate: 1 device would be left out\n")
@@ -796,3 +797,30 @@ def test_validate_warns_of_what_engines_pass_over_and_what_no_runtime_mounts(cdi
     assert "mounts[0].options" in warnings[0]
     assert "no such device" in warnings[0]
     assert f"line {first.count(chr(10)) + 1}: a second document" in warnings[1]
+
+
+def test_refresh_says_who_looks_elsewhere(cdi: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of Podman 5.4 look in /etc/cdi alone; an engine may be told to look elsewhere."""
+    usual, file = tmp_path / "usual", tmp_path / "high" / "nvidia.yaml"
+    usual.mkdir()
+    engines = [
+        EngineStatus("docker", "", True, True, "/etc/docker/daemon.json", cdi="on", cdi_spec_dirs=("/opt/cdi",)),
+        EngineStatus("podman", "", True, False, "", cdi="on"),
+    ]
+    monkeypatch.setattr("ocigpu.engines.status.find_engines", lambda: engines)
+    monkeypatch.setattr("ocigpu.engines.checker.program_version", lambda _root, _engine: (5, 4))
+    monkeypatch.setattr("ocigpu.cli.cdi_generate.USUAL_DIRECTORIES", (str(usual), str(tmp_path / "high")))
+    notes = [line for line in cdi("refresh", "--output", file)[2].splitlines() if " looks only in " in line]
+    assert notes == [
+        "note: docker looks only in /opt/cdi: --output /opt/cdi/nvidia.yaml",
+        (
+            f"note: podman build --device looks only in {usual}: for builds, ocigpu cdi generate --output"
+            f" {usual}/nvidia.yaml after each change of the driver"
+        ),
+    ]
+    assert cdi("generate", "--output", usual / "nvidia.yaml")[0] == 0
+    del engines[0]
+    assert " looks only in " not in cdi("refresh", "--output", file)[2]
+    monkeypatch.setattr("ocigpu.engines.checker.program_version", lambda _root, _engine: (4, 3))
+    (usual / "nvidia.yaml").unlink()
+    assert " looks only in " not in cdi("refresh", "--output", file)[2]

@@ -15,8 +15,9 @@ from support import requirements
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
-from ocigpu.containers import child
+from ocigpu.containers import asked, child
 from ocigpu.containers.asked import tell_origin
+from ocigpu.containers.believed import Container
 from ocigpu.containers.child import ask_child
 from ocigpu.containers.explain import _read_groups
 from ocigpu.gpus.request import Request
@@ -266,3 +267,22 @@ ORIGINS = {
 @pytest.mark.parametrize(("source", "expected"), ORIGINS.values(), ids=ORIGINS.keys())
 def test_who_asked_is_told_as_far_as_it_can_be(source: str, expected: str) -> None:
     assert tell_origin(Request(source=source), {}, None).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("requests", "told"),
+    [
+        ([{"Driver": "", "Count": -1, "Capabilities": [["gpu"]]}], "docker run --gpus"),
+        ([{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0", "x.com/y=z"]}],
+         "docker run --device nvidia.com/gpu=0 --device x.com/y=z"),
+        ([{"Driver": "cdi", "DeviceIDs": ["a.b/c=0"]}, {"Driver": "nvidia", "Capabilities": [["gpu"]]}],
+         "docker run --gpus --device a.b/c=0"),
+        ([7, {"Driver": "cdi", "DeviceIDs": None}], ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_dockers_option_for_devices_is_told(requests: object, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker 29 has a container with --device as one with --gpus: a request for devices, of the driver "cdi"."""
+    monkeypatch.setattr(asked, "read_engine_file", lambda _path: {"DeviceRequests": requests})
+    made = Container("0" * 64, "web", "docker", "runc", "running", 1, "/b", "/r", "/s")
+    assert asked.tell_docker_options({"mounts": []}, made) == told
