@@ -55,9 +55,9 @@ cluster-test: ## judge manifests, policies, roles and drivers by a real Kubernet
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
-install: ## install into PREFIX (/usr/local); VENDOR_NAMES=1 adds NVIDIA's names, WITH_SYSTEMD=1 adds units
+install: ## install into PREFIX (/usr/local); VENDOR_NAMES=1 adds NVIDIA's names, WITH_SYSTEMD=1 units, WITH_KUBERNETES=1 its libraries
 	@packaging/bootstrap.sh install
-	@packaging/install.sh --prefix '$(PREFIX)' $(if $(CONFIG),--config '$(CONFIG)') $(if $(VENDOR_NAMES),--vendor-names) $(if $(WITH_SYSTEMD),--systemd)
+	@packaging/install.sh --prefix '$(PREFIX)' $(if $(CONFIG),--config '$(CONFIG)') $(if $(VENDOR_NAMES),--vendor-names) $(if $(WITH_SYSTEMD),--systemd) $(if $(WITH_KUBERNETES),--kubernetes)
 
 deb: ## build the packages for Debian and its relatives, in build/packages
 	@packaging/bootstrap.sh deb

@@ -1,6 +1,7 @@
-"""copyright.py DIRECTORY INSTALLED: prints the copyright file of a package that carries the libraries in DIRECTORY.
+"""copyright.py DIRECTORY INSTALLED [PACKAGE]: prints the copyright file of a package that carries these libraries.
 
-INSTALLED: where these are once the package is installed.  Licences are named as the libraries' own metadata has them.
+INSTALLED: where these are once the package is installed. PACKAGE: of libraries alone, without ocigpu. Licences are
+named as the libraries' own metadata has them.
 """
 
 import importlib.metadata
@@ -10,7 +11,7 @@ HEAD = """\
 ocigpu is licensed under the Apache License, version 2.0
 (https://www.apache.org/licenses/LICENSE-2.0; on Debian /usr/share/common-licenses/Apache-2.0).
 
-The package carries these libraries for its command line, unchanged, from https://pypi.org:
+The package carries these libraries for {}, unchanged, from https://pypi.org:
 """
 TAIL = """\
 
@@ -40,6 +41,6 @@ def describe(distribution: importlib.metadata.Distribution, installed: str) -> s
 
 if __name__ == "__main__":
     found = importlib.metadata.distributions(path=[sys.argv[1]])
-    print(HEAD)
+    print(HEAD.format("commands of ocigpu" if sys.argv[3:] else "its command line"))
     print("\n".join(describe(one, sys.argv[2]) for one in sorted(found, key=lambda one: one.metadata["Name"].lower())))
-    print(TAIL, end="")
+    print("" if sys.argv[3:] else TAIL, end="")

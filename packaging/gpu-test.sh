@@ -14,7 +14,7 @@ if [ -n "${WHEELS:-}" ]; then
   [ -e .venv/.ocigpu-ready ] || {
     "$python" -m venv --clear .venv
     .venv/bin/pip install --quiet --no-index --find-links "$WHEELS" setuptools wheel
-    .venv/bin/pip install --quiet --no-index --find-links "$WHEELS" --no-build-isolation -e .
+    .venv/bin/pip install --quiet --no-index --find-links "$WHEELS" --no-build-isolation -e '.[cli]'
     packaging/install.sh --bin .venv/bin --venv .venv
   }
 else

@@ -1,7 +1,7 @@
 #!/bin/sh
 # install.sh: puts the four commands into place.
 #
-#   install.sh --prefix DIR [--config FILE] [--vendor-names] [--shell-stubs] [--systemd]
+#   install.sh --prefix DIR [--config FILE] [--vendor-names] [--shell-stubs] [--systemd] [--kubernetes]
 #                                            library, commands, man pages and shell completion below DIR (DIR/lib/ocigpu,
 #                                            DIR/bin, DIR/share).  Over another installation it is built beside that one
 #                                            and exchanged by a rename: containers can be started all the time
@@ -23,12 +23,13 @@
 #                  name it), nvidia-container-cli (other tools start it) and nvidia-ctk (scripts and roles call it)
 # --systemd        also puts units below DIR/lib/systemd/system and a udev rule below DIR/lib/udev/rules.d, where both are
 #                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
+# --kubernetes     also installs what the parts for Kubernetes and tenants need: requirements-kubernetes.txt
 # --shell-stubs    what is in front of shim and hook is a script, as where there is no C compiler (packaging/stub.sh)
 # --python FILE    the interpreter (default: found by packaging/find-python.sh)
 set -eu
 umask 022 # other users run the shim too (rootless containers)
 here=$(cd "$(dirname "$0")" && pwd)
-prefix='' bin='' venv='' stage='' vendored='' id='' config='' vendor='' python='' systemd='' uninstall='' stubs=compiled
+prefix='' bin='' venv='' stage='' vendored='' id='' config='' vendor='' python='' systemd='' kubernetes='' uninstall='' stubs=compiled
 die() { echo "install.sh: $1" >&2; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
@@ -42,6 +43,7 @@ while [ $# -gt 0 ]; do
     --vendor-names) vendor=1; shift ;;
     --shell-stubs) stubs=sh; shift ;;
     --systemd) systemd=1; shift ;;
+    --kubernetes) kubernetes=1; shift ;;
     --uninstall) uninstall=1; shift ;;
     *) die "unknown option $1" ;;
   esac
@@ -150,7 +152,12 @@ else
     mkdir "$source/packaging"
     (cd "$here/.." && cp -R pyproject.toml README.md LICENSE ocigpu "$source" && cp -R packaging/wheel "$source/packaging")
     "$python" -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --use-pep517 --compile ${OCIGPU_PIP_OPTIONS:-} "$source"
+    pip=$venv/bin/pip
+    for list in requirements-build.txt requirements.txt ${kubernetes:+requirements-kubernetes.txt}; do
+      "$here/by-hash.sh" "$pip" install "$list" --compile
+    done
+    "$pip" install --quiet --disable-pip-version-check --no-index --no-deps --use-pep517 --no-build-isolation --compile "$source"
+    "$pip" uninstall --quiet --disable-pip-version-check --yes setuptools # it has built
   fi
   # Where the package is (the source tree in a development environment) and where python-prctl is.
   library=$("$venv/bin/python" -I -c 'import ocigpu, os; print(os.path.dirname(os.path.dirname(ocigpu.__file__)))')
@@ -185,6 +192,9 @@ for name in ocigpu-runtime ocigpu-hook; do
   fi
   mv -f "$2" "$stage$bin/$name"
 done
+# What the package ocigpu-kubernetes brings; nothing that a start of a container uses.
+more=''
+[ -z "$stage" ] || [ -z "$prefix" ] || more=$home/kubernetes
 # No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
 image=$(sed -n '/^try:$/,/^except/p' "$here/ocigpu-runtime.sh") # what these share with a start is read as there
 for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
@@ -195,7 +205,7 @@ for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
 }${alias:+$alias
-}exec $interpreter -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["$library", "$site"]; sys.argv[0] = "$front/${name%%:*}"
+}exec $interpreter -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["$library", "$site"${more:+, "$more"}]; sys.argv[0] = "$front/${name%%:*}"
 $image
 from ocigpu.${name##*:} import main; from ocigpu import leave; leave(main())' "\$@"
 END

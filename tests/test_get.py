@@ -31,7 +31,8 @@ def release(own: str, tmp_path: Path) -> Path:
     directory = tmp_path / "release"
     directory.mkdir()
     python, machine = own.removesuffix(".deb").partition("+")[2].split("_")
-    names = [own, "ocigpu-nvidia-names_1.0_all.deb", f"ocigpu-1.0-1.{python}.x86_64.rpm", "ocigpu-1.0-py3-none-any.whl"]
+    names = [own, own.replace("_1.0", "-kubernetes_1.0"), own.replace("_1.0", "-kubernetes_0.9")]
+    names += ["ocigpu-nvidia-names_1.0_all.deb", f"ocigpu-1.0-1.{python}.x86_64.rpm", "ocigpu-1.0-py3-none-any.whl"]
     names += [own.replace(python, "python3.9"), own.replace(python, "python3.99"), own.replace(machine, "riscv64")]
     names += [own.replace("1.0", "0.9")]
     for name in names:
@@ -48,6 +49,17 @@ def test_the_file_that_fits_is_named_with_what_installs_it(release: Path, own: s
         "file: ./release/ocigpu-nvidia-names_1.0_all.deb (SHA-256 as in SHA256SUMS)",
         f"to install: apt-get install ./release/{own} ./release/ocigpu-nvidia-names_1.0_all.deb",
     ]
+
+
+def test_the_part_for_kubernetes_is_that_of_the_same_version_and_python(release: Path, own: str) -> None:
+    done = get("--kubernetes", release.name, cwd=release.parent)
+    kubernetes = own.replace("_1.0", "-kubernetes_1.0")
+    assert done.stdout.splitlines()[-1] == f"to install: apt-get install ./release/{own} ./release/{kubernetes}"
+    (release / kubernetes).unlink()
+    sums = (release / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (release / "SHA256SUMS").write_text("".join(line for line in sums if not line.endswith(f"  {kubernetes}\n")))
+    done = get("--kubernetes", release.name, cwd=release.parent)
+    assert (done.returncode, done.stderr) == (1, f"get: release has no package ocigpu-kubernetes that fits {own}\n")
 
 
 def test_what_is_installed_lies_where_nobody_else_can_exchange_it(release: Path, own: str, tmp_path: Path) -> None:

@@ -47,16 +47,17 @@ def next_packages(session_directory: Path, packages: Path) -> Callable[[str], Pa
     """Call with a kind: returns the directory of its packages of the next version."""
     del packages  # with which the libraries were fetched
     sources = make_next_version(session_directory / "next-sources")
-    (fetched,) = REPOSITORY.glob("build/packages/vendored-*")
+    fetched = [path for name in ("vendored", "kubernetes") for path in REPOSITORY.glob(f"build/packages/{name}-*")]
     (sources / "build/packages").mkdir(parents=True)
-    run(["cp", "-a", fetched, sources / "build/packages"])
+    run(["cp", "-a", *fetched, sources / "build/packages"])
     return functools.cache(lambda kind: build_packages(sources, session_directory / f"next-{kind}", kind))
 
 
-def find(packages: Path, kind: str) -> tuple[str, str]:
-    """Return the paths of the package and of the one with the vendor's names."""
-    names, main = sorted(packages.glob(f"*.{kind}"), key=lambda path: "nvidia-names" not in path.name)
-    return str(main), str(names)
+def find(packages: Path, kind: str) -> tuple[str, str, str]:
+    """Return the paths of the package, of the one with the vendor's names and of that for Kubernetes."""
+    more = {name: path for name in ("nvidia-names", "kubernetes") for path in packages.glob(f"ocigpu-{name}*.{kind}")}
+    (main,) = {*packages.glob(f"*.{kind}")} - {*more.values()}
+    return str(main), str(more["nvidia-names"]), str(more["kubernetes"])
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +249,7 @@ def test_an_upgrade_keeps_settings_and_choices_and_forgets_what_was_kept(
     remembered = debian.root / "run/ocigpu/next-0-0"
     remembered.parent.mkdir(mode=0o700, exist_ok=True)
     remembered.touch()
-    debian("dpkg", "--install", find(packages, "deb")[0])
+    debian("dpkg", "--install", *find(packages, "deb"))
     assert settings.read_bytes() == before
     assert not remembered.exists()
     assert not os.path.lexists(debian.root / ENABLED[0].lstrip("/"))
@@ -284,7 +285,7 @@ def test_removing_is_refused_while_containers_need_it_and_takes_the_engines_back
     debian: ScratchMachine, docker: Docker
 ) -> None:
     file = docker.socket.with_name("daemon.json")
-    remove = ("dpkg", "--remove", "ocigpu-nvidia-names", "ocigpu")
+    remove = ("dpkg", "--remove", "ocigpu-nvidia-names", "ocigpu-kubernetes", "ocigpu")
     done = debian(*remove, check=False)
     assert f'still needed: docker: the runtime "nvidia" of {file} is nvidia-container-runtime' in done.stderr
     settings = json.loads(file.read_text())
@@ -302,7 +303,7 @@ def test_removing_is_refused_while_containers_need_it_and_takes_the_engines_back
 
 
 def test_purging_leaves_nothing(debian: ScratchMachine) -> None:
-    debian("dpkg", "--purge", "ocigpu-nvidia-names", "ocigpu")
+    debian("dpkg", "--purge", "ocigpu-nvidia-names", "ocigpu-kubernetes", "ocigpu")
     assert debian.changes(*BOOKS, *DOCKERS) == []
     assert not (debian.root / "run/ocigpu").exists()
     assert "ocigpu" not in debian("dpkg-query", "--show").stdout
@@ -336,8 +337,8 @@ def test_the_rpm_is_installed_used_upgraded_and_removed_without_a_trace(
                 assert machine("ocigpu", "--version").stdout == f"ocigpu {version}\n"
                 starts.wait()
         assert (machine.root / "etc/ocigpu/config.toml").exists()
-        assert machine(*rpm, "--verify", "ocigpu", "ocigpu-nvidia-names").stdout == ""
-        machine(*rpm, "--erase", "ocigpu-nvidia-names", "ocigpu")
+        assert machine(*rpm, "--verify", "ocigpu", "ocigpu-nvidia-names", "ocigpu-kubernetes").stdout == ""
+        machine(*rpm, "--erase", "ocigpu-nvidia-names", "ocigpu-kubernetes", "ocigpu")
         shutil.rmtree(machine.root / "etc/ocigpu")  # the operator's own
         assert machine.changes(*BOOKS) == []
         assert not (machine.root / "run/ocigpu").exists()
@@ -345,11 +346,27 @@ def test_the_rpm_is_installed_used_upgraded_and_removed_without_a_trace(
 
 def test_the_fixed_versions_are_what_the_project_asks_for() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    lines = (REPOSITORY / "packaging/requirements.txt").read_text().splitlines()
-    fixed = dict(line.rstrip(" \\").split("==") for line in lines if "==" in line)
+    assert project["dependencies"] == [], "the wheel alone needs nothing"
+    extras = project["optional-dependencies"]
+    lists = {"cli": fixed_versions(""), "kubernetes": fixed_versions("-kubernetes")}
+    assert not lists["cli"].keys() & lists["kubernetes"].keys(), "one package has each library"
     wrong = [
         requirement
-        for requirement in map(Requirement, project["dependencies"])
-        if fixed.get(canonicalize_name(requirement.name), "") not in requirement.specifier
+        for part, known in {"cli": "cli", "kubernetes": "kubernetes", "tenants": "kubernetes"}.items()
+        for requirement in map(Requirement, extras[part])
+        if requirement.name != "ocigpu"
+        if lists[known].get(canonicalize_name(requirement.name), "") not in requirement.specifier
     ]
-    assert wrong == [], "make packaging/requirements.txt anew: its first lines say how"
+    assert wrong == [], "make packaging/requirements*.txt anew: their first lines say how"
+    builds = [
+        Requirement(line)
+        for line in tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["build-system"]["requires"]
+    ]
+    assert [each.name for each in builds if fixed_versions("-build").get(each.name, "") in each.specifier] == [
+        "setuptools"
+    ]
+
+
+def fixed_versions(which: str) -> dict[str, str]:
+    lines = (REPOSITORY / f"packaging/requirements{which}.txt").read_text().splitlines()
+    return dict(line.rstrip(" \\").split("==") for line in lines if "==" in line)

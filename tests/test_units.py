@@ -110,6 +110,25 @@ def test_what_cuts_gpus_at_boot_takes_what_the_manager_writes() -> None:
     assert {path.name for path in SERVICES} | {"kubelet.service", "containerd.service"} <= set(before.split())
 
 
+@pytest.mark.parametrize("path", [path for path in UNITS if path.suffix == ".service"], ids=lambda path: path.name)
+def test_no_service_has_more_rights_than_it_says(path: Path) -> None:
+    (rights,) = values(path, "Service", "CapabilityBoundingSet")
+    assert rights.startswith("CAP_")
+    confined = ["NoNewPrivileges", "RestrictRealtime", "LockPersonality"]
+    if path.name != "ocigpu-repair.service":  # it enters containers, as the file says
+        confined += [
+            "ProtectControlGroups",
+            "ProtectKernelLogs",
+            "ProtectKernelModules",
+            "RestrictNamespaces",
+            "RestrictSUIDSGID",
+        ]
+        assert values(path, "Service", "ProtectSystem") == ["strict"]
+    assert [values(path, "Service", key) for key in confined] == [["yes"]] * len(confined)
+    assert values(path, "Service", "SystemCallArchitectures") == ["native"]
+    assert values(path, "Service", "RestrictAddressFamilies")
+
+
 @pytest.mark.parametrize("name", TENANTS)
 def test_a_service_for_tenants_takes_its_words_from_a_file_and_is_confined(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -49,7 +49,7 @@ def programs(built: Path, session_directory: Path) -> Iterator[Path]:
     """The directory of the commands that pipx has installed from the wheel."""
     home = session_directory / "pipx"
     (wheel,) = built.glob("*.whl")
-    pipx(home, "install", str(wheel))
+    pipx(home, "install", f"{wheel}[cli]")
     yield home / "bin"
     pipx(home, "uninstall-all")
     assert list((home / "bin").iterdir()) == []
@@ -118,7 +118,7 @@ def test_a_wheel_without_its_python_says_so(tmp_path: Path, name: str) -> None:
     assert done.returncode == 127
     assert done.stderr.splitlines() == [
         f"{alone}: OCIGPU-INT-3: {tmp_path}/python is missing",
-        "hint: install ocigpu again (pipx reinstall ocigpu)",
+        "hint: install its wheel again (pipx install --force FILE.whl)",
     ]
 
 
@@ -148,7 +148,7 @@ def test_containers_start_while_pipx_puts_the_next_version_beside_this_one(
         return venv.exists() and not (programs / f"ocigpu-{NEXT}").exists()
 
     with Starts(programs, simulated_host, make_bundle, runtime_environment, aside=aside) as starts:
-        pipx(programs.parent, "install", f"--suffix=-{NEXT}", f"{tmp_path}/ocigpu-{NEXT}-py3-none-any.whl")
+        pipx(programs.parent, "install", f"--suffix=-{NEXT}", f"{tmp_path}/ocigpu-{NEXT}-py3-none-any.whl[cli]")
         for name in names:
             run(["ln", "-sf", f"{name}-{NEXT}", programs / name])
         assert run([programs / "ocigpu", "--version"]).stdout == f"ocigpu {NEXT}\n"
@@ -167,7 +167,8 @@ def job(built: Path, session_directory: Path) -> Path:
     run([sys.executable, "-m", "venv", "--without-pip", environment])
     (wheel,) = built.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "--disable-pip-version-check"]
-    run([*pip, "install", "--no-deps", wheel], timeout=200)
+    run([*pip, "install", "--no-index", wheel], timeout=200)  # it needs nothing that would have to be fetched
+    assert run([*pip, "check"]).stdout == "No broken requirements found.\n"
     (libraries,) = environment.glob("lib/python*/site-packages")
     shutil.copy(pynvml.__file__, libraries)
     return environment
@@ -223,7 +224,12 @@ def test_a_job_without_any_rights_sees_gpus(job: Path, work_directory: Path) -> 
         (["sim", "exec", "--gpu", "2", "--", "true"], 2, 'ocigpu: OCIGPU-ARG-1: no such option: "--gpu"'),
         (["sim", "exec"], 2, "ocigpu: OCIGPU-ARG-1: missing: COMMAND..."),
         (["sim", "exce"], 2, 'ocigpu: OCIGPU-ARG-1: no such command: "exce"'),
-        (["config", "check", "FILE"], 1, "ocigpu: OCIGPU-INT-3: the Python module pydantic is not installed"),
+        (["config", "check", "FILE"], 1, "ocigpu: OCIGPU-PART-1: cli: the module pydantic is not installed"),
+        (
+            ["tenancy", "list"],
+            1,
+            "ocigpu: OCIGPU-TEN-1: tenancies need lightkube: No module named 'lightkube'",
+        ),
     ],
 )
 def test_without_other_libraries_one_line_says_what_is_missing(
@@ -233,6 +239,35 @@ def test_without_other_libraries_one_line_says_what_is_missing(
     done = run([job / "bin/ocigpu", *words], check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[0]) == (status, line)
     assert done.stderr.splitlines()[1].startswith("hint: ")
+    if "installed" in line:
+        assert done.stderr.splitlines()[1].endswith(f"pip install './ocigpu-{__version__}-py3-none-any.whl[cli]'")
+
+
+def test_the_hint_installs_what_was_missing_and_asks_no_index_for_our_name(
+    built: Path, session_directory: Path, tmp_path: Path
+) -> None:
+    environment, asked = session_directory / "hint", tmp_path / "index"
+    run([sys.executable, "-m", "venv", environment])
+    (asked / "ocigpu").mkdir(parents=True)
+    (asked / "ocigpu/index.html").write_text('<a href="ocigpu-99.0-py3-none-any.whl">ocigpu-99.0-py3-none-any.whl</a>')
+    path = {"PATH": f"{environment}/bin:{os.environ['PATH']}", "PIP_EXTRA_INDEX_URL": f"file://{asked}"}
+    env = {**os.environ, **path}
+    (wheel,) = built.glob("*.whl")
+    run(["pip", "install", "--quiet", wheel], env=env, timeout=200)
+    (tmp_path / "FILE").write_text('mode = "hook"\n')
+    check = ["ocigpu", "config", "check", tmp_path / "FILE"]
+    hint = run(check, env=env, check=False).stderr.splitlines()[1]
+    command = hint.partition(": pip ")[2].replace("[cli]", "[kubernetes]")  # which brings the other
+    run(["sh", "-c", f"pip {command}"], env=env, cwd=built, timeout=250)
+    assert run(check, env=env).returncode == 0
+    assert run(["ocigpu", "--version"], env=env).stdout == f"ocigpu {__version__}\n"
+    assert run(["pip", "check"], env=env).stdout == "No broken requirements found.\n"
+    missing = run(
+        ["ocigpu", "tenancy", "list"],
+        env={**env, "KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)},
+        check=False,
+    ).stderr
+    assert missing.startswith("ocigpu: OCIGPU-KUBE-5: API server: ")
 
 
 def test_the_action_gives_gpus_to_the_steps_that_follow(built: Path, work_directory: Path) -> None:

@@ -95,15 +95,36 @@ REFUSALS = {
 }
 """What the system refuses with these errors, where nobody was prepared for it."""
 
+PARTS = {
+    "cli": ("pydantic", "pydantic_core", "typer", "click", "rich", "yaml", "pynvml", "pyroute2", "prctl", "tomlkit"),
+    "kubernetes": ("grpc", "google", "lightkube"),
+    "tenants": ("starlette", "uvicorn", "jwt", "cryptography"),
+}
+"""Parts of an installation, extras of the wheel, with the modules that they bring: pyproject.toml."""
+
 UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What looking into a document raises that somebody else has written: a closed library, an operator, other code."""
+
+
+def how_to_install(part: str) -> str:
+    """Return how a part gets into the installation that this is.  Never by a name of an index: it is not ours there."""
+    place = os.path.abspath(__file__)
+    if place.startswith("/usr/lib/ocigpu/"):
+        package = "ocigpu" if part == "cli" else "ocigpu-kubernetes"
+        return f"Install the package {package} of the same release, from its file."
+    if "/lib/ocigpu/versions/" in place:
+        more = "" if part == "cli" else " WITH_KUBERNETES=1"
+        return f"In a clone of this version: make install{more}."
+    from ocigpu import __version__
+
+    return f"Install the wheel with that part: pip install './ocigpu-{__version__}-py3-none-any.whl[{part}]'"
 
 
 def as_own_error(error: BaseException) -> OcigpuError:
     """Return an error that nobody was prepared for as one of ours.
 
-    OCIGPU-INT-4 when the machine is out of something or a disk fails, OCIGPU-INT-3 when a library that ocigpu needs is
-    missing, else OCIGPU-INT-1, a defect.
+    OCIGPU-INT-4 when the machine is out of something or a disk fails, OCIGPU-PART-1 when a part was not installed,
+    OCIGPU-INT-3 when something of Python's own is missing, else OCIGPU-INT-1, a defect.
     """
     if isinstance(error, OcigpuError):
         return error
@@ -113,8 +134,11 @@ def as_own_error(error: BaseException) -> OcigpuError:
         where = f" {error.filename}" if isinstance(error.filename, str) else ""
         return OcigpuError("OCIGPU-INT-4", f"{REFUSALS[error.errno]}{where}: {error.strerror}")
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("ocigpu"):
-        hint = "pip install ocigpu with its dependencies; without them (pip --no-deps) work ocigpu sim, list and plan"
-        return OcigpuError("OCIGPU-INT-3", f"the Python module {error.name} is not installed", hint)
+        part = next((part for part, names in PARTS.items() if error.name.partition(".")[0] in names), "")
+        if part:
+            what = f"{part}: the module {error.name} is not installed"
+            return OcigpuError("OCIGPU-PART-1", what, how_to_install(part))
+        return OcigpuError("OCIGPU-INT-3", f"the Python module {error.name} is not installed")
     return OcigpuError("OCIGPU-INT-1", f"{type(error).__name__}: {error}")
 
 

@@ -11,7 +11,7 @@ import resource
 import struct
 import sys
 
-from ocigpu.core.errors import ApplyError
+from ocigpu.core.errors import ApplyError, how_to_install
 from ocigpu.system import foreign as ctypes
 from ocigpu.system import libc, signals
 from ocigpu.system.paths import named
@@ -121,8 +121,7 @@ def load_prctl() -> None:
     try:
         import prctl  # noqa: F401
     except ImportError as error:
-        hint = "Install the Python module python-prctl."
-        raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {error}", hint) from error
+        raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {error}", how_to_install("cli")) from error
 
 
 def _prctl() -> "Any":

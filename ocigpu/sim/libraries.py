@@ -1,7 +1,6 @@
 """Which libraries the driver of a simulated host has, and how they are compiled."""
 
 import errno
-import importlib.util
 import os
 import platform
 import re
@@ -303,15 +302,17 @@ def _compile_program(compiler: _Compiler, program: Path) -> bool:
     return static
 
 
+def names_called(text: str) -> list[str]:
+    """Return the functions of NVML that a version of nvidia-ml-py can call, whose source this is."""
+    return sorted(set(_CALLED.findall(text)))
+
+
 def render_unsupported() -> str:
     """Return unsupported.h: a line for each function of NVML that nvidia-ml-py can call and nvml.c does not have.
 
     Programs that look for a function by its name end when there is none.  A later version of one that there is stays
     away, as with an older driver: they then take the earlier one.
     """
-    found = importlib.util.find_spec("pynvml")
-    if found is None or found.origin is None:
-        return ""
-    known = set(_CALLED.findall(Path(found.origin).read_text(errors="replace")))
+    known = (SOURCES / "nvml_names.txt").read_text().split()
     there = {_VERSION.sub("", name) for item in SOURCES.glob("nvml*.c") for name in _MADE.findall(item.read_text())}
-    return "".join(f"UNSUPPORTED({name})\n" for name in sorted(known) if _VERSION.sub("", name) not in there)
+    return "".join(f"UNSUPPORTED({name})\n" for name in known if _VERSION.sub("", name) not in there)

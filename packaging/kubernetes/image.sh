@@ -21,16 +21,9 @@ debootstrap --variant=minbase "$base" "$work/root" >"$work/log" 2>&1 || { tail -
 rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/* "$work"/root/var/log/* \
   "$work"/root/usr/share/doc "$work"/root/usr/share/man "$work"/root/usr/share/locale "$work"/root/dev/*
 [ ! -e /usr/share/misc/pci.ids ] || install -D -m 0644 /usr/share/misc/pci.ids "$work/root/usr/share/misc/pci.ids" # node-labels reads it
-# What pods need beside the libraries of the packages: the extras "kubernetes" and "tenants" of pyproject.toml with what
-# these need; libraries of the packages stay as they are.
+# What pods need beside the libraries of the packages.
 cp -R "$vendored" "$work/vendored"
-"$python" -m venv "$work/pip"
-"$python" -I -c 'import tomllib
-extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
-print(*[line for name in ("kubernetes", "tenants") for line in extras[name] if not line.startswith("ocigpu")], sep="\n")' >"$work/extra"
-"$work/pip/bin/pip" install --quiet --disable-pip-version-check ${OCIGPU_PIP_OPTIONS:-} --only-binary :all: \
-  --target "$work/vendored" --requirement "$work/extra" >&2
-rm -rf "$work/vendored/bin"
+cp -R "$(packaging/vendored.sh "$python" requirements-kubernetes.txt)/." "$work/vendored"
 mkdir -p "$work/root/opt/ocigpu" "$work/root/usr/local/bin"
 packaging/kubernetes/host-tree.sh --python "$python" --vendored "$work/vendored" "$work/root/opt/ocigpu-node" >&2
 tree=$(ls "$work/root/opt/ocigpu-node")

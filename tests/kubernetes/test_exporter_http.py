@@ -468,7 +468,7 @@ def test_the_extra_that_is_missing_is_named() -> None:
     done = run([sys.executable, "-c", WITHOUT_GRPC, "-k"], check=False)
     assert done.returncode == 1
     assert "OCIGPU-KUBE-3: --kubernetes needs grpcio and protobuf" in done.stderr
-    assert "pip install 'ocigpu[kubernetes]'" in done.stderr
+    assert "-py3-none-any.whl[kubernetes]'" in done.stderr
 
 
 def test_without_the_extra_there_are_metrics_without_pods(simulated_host: SimulatedHost, tmp_path: Path) -> None:

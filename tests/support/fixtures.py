@@ -122,7 +122,7 @@ def build_packages(sources: Path, directory: Path, *kinds: str) -> Path:
     directory.mkdir()
     for path in built:
         shutil.copy(path, directory)
-    assert len(built) == 2 * len(kinds)
+    assert len(built) == 3 * len(kinds)
     return directory
 
 

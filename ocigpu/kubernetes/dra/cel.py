@@ -9,7 +9,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, how_to_install
 from ocigpu.kubernetes.quantity import parse_quantity
 
 MAX_EXPRESSION = 10 << 10
@@ -37,12 +37,12 @@ class _Optional(tuple[Any, ...]):
 
 
 def celpy() -> Any:
-    """Return cel-python, which is not installed with us; raises HostError (OCIGPU-DRA-6)."""
+    """Return cel-python; raises HostError (OCIGPU-DRA-6) where it is not installed."""
     try:
         import celpy as library
     except ImportError as error:
-        hint = "Install it: pip install cel-python"
-        raise HostError("OCIGPU-DRA-6", "selectors need cel-python, which is not installed", hint) from error
+        what = "selectors need cel-python, which is not installed"
+        raise HostError("OCIGPU-DRA-6", what, how_to_install("kubernetes")) from error
     return library
 
 
