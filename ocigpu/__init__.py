@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 RUNTIME_SPEC = "1.3.0"
 """The version of the OCI runtime specification that the shim knows."""
+VENDOR_VERSION = "1.19.0"
+"""The release of NVIDIA's toolkit whose commands, options and settings ocigpu understands.  Under NVIDIA's names the
+programs say it, since other tools compare it with what they need."""
 PRODUCTS = {
     "nvidia-container-runtime": "NVIDIA Container Runtime",
     "nvidia-container-runtime-hook": "NVIDIA Container Runtime Hook",
@@ -22,10 +25,11 @@ PRODUCTS = {
 def version_line(program: str, own_name: str) -> str:
     """Return what a program of this path says first of its version.
 
-    Under NVIDIA's names that is what other tools look for: ``nvidia-container-toolkit --version | head -1``.
+    Under NVIDIA's names the first line is what other tools look for (``nvidia-container-toolkit --version | head -1``),
+    and ours is the second.
     """
     product = PRODUCTS.get(program.rpartition("/")[2])
-    return f"{product} version {__version__}" if product else f"{own_name} {__version__}"
+    return f"{product} version {VENDOR_VERSION}\nocigpu: {__version__}" if product else f"{own_name} {__version__}"
 
 
 def leave(status: int) -> "NoReturn":

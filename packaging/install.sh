@@ -194,7 +194,7 @@ for name in ocigpu-runtime ocigpu-hook; do
 done
 # What the package ocigpu-kubernetes brings; nothing that a start of a container uses.
 more=''
-[ -z "$stage" ] || [ -z "$prefix" ] || more=$home/kubernetes
+[ -z "$stage" ] || [ -z "$prefix" ] || more=", \"$home/kubernetes\""
 # No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
 image=$(sed -n '/^try:$/,/^except/p' "$here/ocigpu-runtime.sh") # what these share with a start is read as there
 for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
@@ -205,7 +205,7 @@ for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
 # ${name%%:*}: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
 }${alias:+$alias
-}exec $interpreter -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["$library", "$site"${more:+, "$more"}]; sys.argv[0] = "$front/${name%%:*}"
+}exec $interpreter -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["$library", "$site"$more]; sys.argv[0] = "$front/${name%%:*}"
 $image
 from ocigpu.${name##*:} import main; from ocigpu import leave; leave(main())' "\$@"
 END

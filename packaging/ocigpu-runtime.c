@@ -105,8 +105,8 @@ int main(int count, char **words)
 	if (creates && (odd || value || may_ask(bundle, kept)))
 		python(count, words);
 	if (at == 'v') /* as print_version in ocigpu/runtime.py */
-		dprintf(1, "%s " VERSION "\nspec: " SPEC "\n\n", strncmp(name ? name + 1 : self, "nvidia-", 7) ?
-			"ocigpu-runtime" : "NVIDIA Container Runtime version");
+		dprintf(1, "%s" VERSION "\nspec: " SPEC "\n\n", strncmp(name ? name + 1 : self, "nvidia-", 7) ?
+			"ocigpu-runtime " : "NVIDIA Container Runtime version " VENDOR "\nocigpu: ");
 	snprintf(own, sizeof own, "%d", getpid());
 	if (!setenv("OCIGPU_RUNTIME_PID", own, 1))
 		execve(*words = runtime, words, environ);

@@ -67,7 +67,10 @@ if [ -n "$create" ]; then
   [ $? -eq 1 ] || full "$@" # 0: there is such a word; else grep could not tell
 fi
 if [ "$at" = version ]; then # as print_version in ocigpu/runtime.py
-  case ${0##*/} in nvidia-*) echo "NVIDIA Container Runtime version @version@" ;; *) echo "ocigpu-runtime @version@" ;; esac
+  case ${0##*/} in
+    nvidia-*) echo "NVIDIA Container Runtime version @vendor@"; echo "ocigpu: @version@" ;;
+    *) echo "ocigpu-runtime @version@" ;;
+  esac
   echo "spec: @spec@"
   echo
 fi

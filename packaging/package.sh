@@ -20,6 +20,7 @@ case $python in
   *) echo "package.sh: $python is not the distribution's: the packages would depend on a Python that no package has" >&2; exit 1 ;;
 esac
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' ocigpu/__init__.py)
+vendor=$(sed -n 's/^VENDOR_VERSION = "\(.*\)"$/\1/p' ocigpu/__init__.py) # other packages need one of NVIDIA's at least
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}"
 revision=${python##*/} # of packages for another Python the same version differs in this
 vendored=$(packaging/vendored.sh "$python")
@@ -56,7 +57,7 @@ size() { du -sk --apparent-size "$1" | cut -f1; }
 build_deb() { # TREE CONTROL ARCHITECTURE [DEPENDS [SCRIPT...]]
   mkdir "$1/DEBIAN"
   (cd "$1" && find usr -type f -exec md5sum {} +) >"$1/DEBIAN/md5sums"
-  sed -e "s|@version@|$version|g; s|@revision@|+$revision|g; s|@architecture@|$3|; s|@size@|$(size "$1")|; s|@depends@|${4:-}|" \
+  sed -e "s|@version@|$version|g; s|@vendor@|$vendor|g; s|@revision@|+$revision|g; s|@architecture@|$3|; s|@size@|$(size "$1")|; s|@depends@|${4:-}|" \
     -e "s|@maintainer@|${DEBFULLNAME:-ocigpu maintainers} <${DEBEMAIL:-root@localhost}>|" "packaging/deb/$2" >"$1/DEBIAN/control"
   name=$(sed -n 's/^Package: //p' "$1/DEBIAN/control")
   place=$1
@@ -94,7 +95,7 @@ build_rpms() {
     find usr -mindepth 2 \( -path usr/lib/ocigpu -o -path usr/share/doc -o -path usr/share/man \) -prune -o \
       -type d -printf '%%dir /%p\n' -o -printf '/%p\n' && echo '/usr/share/man/man1/*') >"$work/files"
   rm -rf "$work"/ocigpu*.rpm "$work/rpm"
-  rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "built_version $version" --define "built_revision $revision" --define "built_id $id" --define "built_for $python" \
+  rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "built_version $version" --define "built_vendor $vendor" --define "built_revision $revision" --define "built_id $id" --define "built_for $python" \
     --define "built_tree $tree" --define "built_names $names" --define "built_kubernetes $kubernetes" --define "built_list $work/files" packaging/rpm/ocigpu.spec
   find "$work/rpm/RPMS" -name '*.rpm' -exec mv {} "$work" \;
   rm -rf "$work/rpm" "$work/files"

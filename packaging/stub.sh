@@ -10,13 +10,14 @@ shift 3
 config='' run=/run grep=$(command -v grep)
 for pair; do eval "${pair%%=*}=\${pair#*=}"; done
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
+vendor=$(sed -n 's/^VENDOR_VERSION = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
 spec=$(sed -n 's/^RUNTIME_SPEC = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
 case $name in
   ocigpu-hook) named="${config:+--config $config }" words=${config:+"\"--config\", \"$config\""} ;;
   *) named=$config words='' ;;
 esac
 text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
-  -e "s|@version@|$version|g; s|@spec@|$spec|; s|@run@|$run|; ${config:+s|@config@|$named|;} /^export.*@config@/d; s|@config@||" "$here/$name.sh")
+  -e "s|@version@|$version|g; s|@vendor@|$vendor|; s|@spec@|$spec|; s|@run@|$run|; ${config:+s|@config@|$named|;} /^export.*@config@/d; s|@config@||" "$here/$name.sh")
 if [ "$kind" = sh ]; then
   printf '%s\n' "$text" >"$file"
   chmod 0755 "$file"
@@ -27,7 +28,7 @@ quoted() { printf '%s\n' "$text" | sed -n "$1" | sed 's/[\\"]/\\&/g; s/$/\\n/' |
 mark=$(quoted '2{s/^# //p;}') start=$(quoted "/-c 'import/,/main(sys.argv/{s/^.* -c '//; s/' \"\$0\".*//; p;}")
 set -- -std=gnu11 -D_GNU_SOURCE -O2 -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -Wl,-z,relro,-z,now -s \
   "-DMARK=\"$mark\"" "-DSTART=\"$start\"" "-DINTERPRETER=\"$interpreter\"" "-DENCODINGS=\"$encodings\"" "-DCONFIG=\"$config\"" \
-  "-DFIRST_WORDS=$words" "-DRUN=\"$run\"" "-DVERSION=\"$version\"" "-DSPEC=\"$spec\"" -o "$file" "$here/$name.c"
+  "-DFIRST_WORDS=$words" "-DRUN=\"$run\"" "-DVERSION=\"$version\"" "-DVENDOR=\"$vendor\"" "-DSPEC=\"$spec\"" -o "$file" "$here/$name.c"
 # musl starts in a sixth of the time: the GNU library asks the processor what it is, which a virtual one is slow to say.
 [ -n "${CC:-}" ] || ! command -v musl-gcc >/dev/null || ! musl-gcc -static "$@" || exit 0
 # shellcheck disable=SC2086 # CC may be words

@@ -13,7 +13,7 @@ from support.process import wait_for
 from support.product import STUBS, SimulatedHost, write_stub
 from support.upgrade import NEXT, Starts, make_next_version
 
-from ocigpu import __version__
+from ocigpu import VENDOR_VERSION, __version__
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 INSTALL = str(REPOSITORY / "packaging/install.sh")
@@ -81,7 +81,8 @@ def test_docker_finds_the_hook_by_the_vendors_name(prefix: Path) -> None:
     for name in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
         link = prefix / "bin" / name
         assert os.readlink(link) == "ocigpu-hook"
-        assert run(str(link), "--version").stdout == f"NVIDIA Container Runtime Hook version {__version__}\n"
+        said = run(str(link), "--version").stdout.splitlines()
+        assert said == [f"NVIDIA Container Runtime Hook version {VENDOR_VERSION}", f"ocigpu: {__version__}"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,8 @@ def test_settings_and_tools_find_the_other_commands_by_the_vendors_names(prefix:
 
 def test_scripts_find_nvidia_ctk_by_its_name(prefix: Path) -> None:
     program = str(prefix / "bin/nvidia-ctk")
-    assert run(program, "--version").stdout == f"NVIDIA Container Toolkit CLI version {__version__}\n"
+    said = run(program, "--version").stdout.splitlines()
+    assert said == [f"NVIDIA Container Toolkit CLI version {VENDOR_VERSION}", f"ocigpu: {__version__}"]
     assert '"nvidia-ctk"' in run(program, "config", "default").stdout
     assert run(program, "hook", "hook-of-a-newer-release").returncode == 0
 

@@ -20,7 +20,7 @@ from support.runtimes import answers, parts, probe, script, view_of
 from support.scratch import ScratchMachine, scratch_machine
 from support.upgrade import NEXT, Starts, make_next_version
 
-from ocigpu import __version__
+from ocigpu import VENDOR_VERSION, __version__
 
 pytestmark = pytest.mark.rest
 
@@ -228,6 +228,28 @@ def test_hooks_of_a_specification_that_names_nvidia_ctk(
     shutil.rmtree(debian.root / "etc/cdi")
 
 
+@pytest.mark.parametrize(
+    ("need", "fits"),
+    [
+        ("nvidia-container-toolkit (>= 1.14)", True),
+        ("nvidia-container-toolkit-base (>= 1.18.0-1)", True),
+        ("nvidia-container-runtime (>= 3.5)", True),
+        ("nvidia-container-toolkit (>= 2)", False),
+    ],
+)
+def test_a_package_that_needs_a_release_of_the_vendors_is_content(
+    debian: ScratchMachine, session_directory: Path, need: str, fits: bool
+) -> None:
+    tree = session_directory / "gate"
+    (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
+    control = "Package: gate\nVersion: 1\nArchitecture: all\nMaintainer: x <x@localhost>\nDescription: needs one\n"
+    (tree / "DEBIAN/control").write_text(f"{control}Depends: {need}\n")
+    run(["dpkg-deb", "--root-owner-group", "--build", tree, session_directory / "gate.deb"])
+    done = debian("dpkg", "--install", session_directory / "gate.deb", check=False)
+    debian("dpkg", "--purge", "gate")
+    assert (done.returncode == 0) == fits, done.stderr
+
+
 def test_a_line_of_a_role_configures_docker_and_engine_remove_takes_it_back(debian: ScratchMachine) -> None:
     file = debian.root / "daemon.json"
     words = ("nvidia-ctk", "runtime", "configure", "--runtime=docker", "--set-as-default", f"--config=/{file.name}")
@@ -328,7 +350,9 @@ def test_the_rpm_is_installed_used_upgraded_and_removed_without_a_trace(
         configure(machine, simulated_host)
         assert [path for path in machine.changes() if path.startswith(WANTED)] == list(ENABLED)
         assert simulated_host.gpus[0] in machine("ocigpu", "list", "--json").stdout
-        assert machine("nvidia-cdi-hook", "--version").stdout == f"NVIDIA CDI Hook CLI version {__version__}\n"
+        assert machine("nvidia-cdi-hook", "--version").stdout.startswith(
+            f"NVIDIA CDI Hook CLI version {VENDOR_VERSION}\n"
+        )
         versions = share(EXCHANGES, 2, 1)
         files = {each: find(next_packages("rpm") if each == NEXT else packages, "rpm") for each in versions}
         with Starts("/usr/bin", simulated_host, make_bundle, runtime_environment, machine.enter) as starts:

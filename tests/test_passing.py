@@ -18,7 +18,7 @@ from support import requirements
 from support.process import wait_for
 from support.product import STUBS, PublicCopy, write_stub
 
-from ocigpu import RUNTIME_SPEC, __version__, runtime
+from ocigpu import RUNTIME_SPEC, VENDOR_VERSION, __version__, runtime
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
@@ -340,7 +340,7 @@ def test_python_decides_about_everything_else(place: Place, words: list[str]) ->
     ("name", "line"),
     [
         ("ocigpu-runtime", f"ocigpu-runtime {__version__}"),
-        ("nvidia-container-runtime", f"NVIDIA Container Runtime version {__version__}"),
+        ("nvidia-container-runtime", f"NVIDIA Container Runtime version {VENDOR_VERSION}\nocigpu: {__version__}"),
     ],
 )
 @pytest.mark.parametrize("words", [["--version"], ["--root", "/r", "-version"], ["-v"]], ids=" ".join)

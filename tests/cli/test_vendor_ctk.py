@@ -16,7 +16,7 @@ import pytest
 import yaml
 from support.product import SimulatedHost
 
-from ocigpu import __version__
+from ocigpu import VENDOR_VERSION, __version__
 from ocigpu.cli import vendor_ctk
 from ocigpu.cli.main import main
 from ocigpu.engines import carry_out, checker, configure, places
@@ -484,4 +484,4 @@ def test_the_roots_of_the_settings_that_are_named_count(gpus: Path, capsys: pyte
 
 def test_the_version_is_where_scripts_look_for_it(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ctk(etc, "--version") == 0
-    assert capsys.readouterr().out == f"NVIDIA Container Toolkit CLI version {__version__}\n"
+    assert capsys.readouterr().out == f"NVIDIA Container Toolkit CLI version {VENDOR_VERSION}\nocigpu: {__version__}\n"

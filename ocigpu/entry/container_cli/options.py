@@ -57,14 +57,14 @@ class _Version(argparse.Action):
         import os
         import platform
 
-        from ocigpu import __version__
+        from ocigpu import VENDOR_VERSION, __version__
 
         built = datetime.datetime.fromtimestamp(int(os.stat(__file__).st_mtime), datetime.UTC)
         for name, value in (
-            ("cli-version", __version__),
-            ("lib-version", __version__),
+            ("cli-version", VENDOR_VERSION),
+            ("lib-version", VENDOR_VERSION),
             ("build date", built.strftime("%Y-%m-%dT%H:%M+00:00")),
-            ("build revision", __version__),
+            ("build revision", f"ocigpu-{__version__}"),
             ("build compiler", f"{platform.python_implementation()} {platform.python_version()}"),
             ("build platform", platform.machine()),
             ("build flags", ""),
