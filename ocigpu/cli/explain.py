@@ -234,9 +234,12 @@ def _look_here(names: list[str], config: str) -> "dict[str, list[Finding]]":
 
 
 def _of(one: "MessageAt", here: "dict[str, list[Finding]]") -> "list[Finding]":
-    """Return what was found of the causes of a message, what holds first."""
+    """Return what was found of the causes of a message, what holds first; nothing that is about another engine."""
+    from ocigpu.doctor.engines import engine_of
+
     items = [item for name in one.message.findings for item in here.get(name, ())]
-    return sorted(items, key=lambda item: item.severity in ("ok", "not-checked"))
+    items = [item for item in items if not one.engines or engine_of(item) in ("", *one.engines)]
+    return sorted(items, key=lambda item: SEVERITIES.index(item.severity))
 
 
 def _finding_data(item: "Finding") -> dict[str, Any]:
@@ -244,15 +247,18 @@ def _finding_data(item: "Finding") -> dict[str, Any]:
 
 
 def _fields_here(items: "list[Finding]") -> list[tuple[str, str]]:
-    """Return the lines on this host: each cause that holds, with its fixes, then those that do not."""
+    """Return the lines on this host: each cause that holds, with its fixes, then those that do not.
+
+    A note is no cause: nothing fails by it.
+    """
     fields: list[tuple[str, str]] = []
-    holds = [item for item in items if item.severity not in ("ok", "not-checked")]
+    holds = [item for item in items if item.severity in ("error", "warning")]
     for item in holds:
         fields.append(("" if fields else "on this host", f"{item.name}: {item.text}"))
         fields += [("", f"    {fix}") for fix in item.fixes]
     shown = {item.name for item in holds}
-    for severity, label in (("ok", "not the cause here"), ("not-checked", "not checked")):
-        names = dict.fromkeys(item.name for item in items if item.severity == severity and item.name not in shown)
+    for severities, label in ((("ok", "note"), "not the cause here"), (("not-checked",), "not checked")):
+        names = dict.fromkeys(item.name for item in items if item.severity in severities and item.name not in shown)
         fields += [(label, ", ".join(names))] if names else []
     return fields
 
@@ -267,6 +273,8 @@ MODES = {
     "": "none: ocigpu has not edited its config.json",
 }
 SHOWN_ABSENT = 4
+SEVERITIES = ("error", "warning", "note", "ok", "not-checked")
+"""Worst first, as far as a cause is looked for."""
 
 
 def _explain_container(text: str, state_dir: list[str] | None, config: str, each: bool) -> "show.Answer":

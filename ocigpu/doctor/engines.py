@@ -39,6 +39,17 @@ def label(status: EngineStatus) -> str:
     return str(KNOWN["engines"][status.engine]["name"]) + (f" ({which})" if which else "")
 
 
+def engine_of(item: Finding) -> str:
+    """Return the engine that a finding is about, "" for none or several."""
+    if item.name.startswith("docker-") or item.name == "swarm-resources":
+        return "docker"
+    if item.name.startswith("containerd-"):
+        return "containerd"
+    names = {str(known["name"]).lower(): engine for engine, known in KNOWN["engines"].items()}
+    text = item.text.lower() if item.name.startswith(("engine-", "systemd-cgroup", "cdi-too-new")) else ""
+    return next((engine for name, engine in names.items() if text.startswith(f"{name} ")), "")
+
+
 def configure(host: Host, status: EngineStatus, *more: str) -> tuple[str, ...]:
     """Return the commands that tell an engine of ocigpu and have it read that."""
     program = host.program("/usr/bin/ocigpu-runtime", "/usr/local/bin/ocigpu-runtime") if host.root else ""

@@ -19,7 +19,7 @@ class Message(NamedTuple):
     ``texts``: how they say it, with "..." for whatever may stand there.  ``numbers``: of CUDA errors.
     ``findings``: names of the doctor's checks that look for the cause.  ``steps``: what to do, a sentence or a command
     each.  ``source``: where it was reported or is described.  ``general``: it only wraps a cause, and counts where
-    nothing else is found.
+    nothing else is found.  ``engine``: the engine that says it, "" for any.
     """
 
     title: str
@@ -30,6 +30,7 @@ class Message(NamedTuple):
     source: str
     general: bool = False
     numbers: tuple[int, ...] = ()
+    engine: str = ""
 
     def wordings(self) -> Iterator[str]:
         """Yield all texts to look for."""
@@ -39,10 +40,34 @@ class Message(NamedTuple):
 
 
 class MessageAt(NamedTuple):
-    """A message that a text has: in which of its lines it begins, counted from 1."""
+    """A message that a text has: in which of its lines it begins, counted from 1.
+
+    ``engines``: those that may have said it, by the table or by the words around it; () for any.
+    """
 
     line: int
     message: Message
+    engines: tuple[str, ...] = ()
+
+
+SPEAKERS = {
+    ("docker",): r"error response from daemon|\bdockerd?[\[:(]|docker\.service|docker: error",
+    (
+        "podman",
+    ): r"\bpodman\b|\bERRO\[\d+\]|^error: (oci|crun|runc|/usr/bin/\S*runtime|setting up cdi|stat )|\bconmon\b",
+    ("containerd",): r"\bctr: |\bnerdctl\b|\bcontainerd\b",
+    ("crio",): r"\bcrio\b|\bcri-o\b",
+    ("containerd", "crio"): r"\bkubelet\b|FailedCreatePodSandBox|RunPodSandbox|\bpod/|in pod\b",
+}
+"""How a line tells which engine it is of: the first that matches."""
+
+
+def find_speakers(message: Message, text: str) -> tuple[str, ...]:
+    """Return the engines that a message is of: what its entry says, else what the words around it tell."""
+    if message.engine:
+        return (message.engine,)
+    found = (engines for engines, words in SPEAKERS.items() if re.search(words, text, re.IGNORECASE | re.MULTILINE))
+    return next(found, ())
 
 
 def _read() -> tuple[Message, ...]:
@@ -195,7 +220,16 @@ def find_messages(text: str, log: bool = False) -> list[MessageAt]:
     if not found and not log and len(given.joined) >= SHORTEST:
         parts = (entry for entry in MESSAGES if any(given.joined in _plain(literal) for literal in entry.texts))
         found = [MessageAt(1, entry) for entry in parts]
+    lines = text.split("\n") if found else []
+    found = [
+        one._replace(engines=find_speakers(one.message, lines[one.line - 1][:MAX_AROUND] if log else text[:MAX_AROUND]))
+        for one in found
+    ]
     return sorted(found, key=lambda one: one.line)
+
+
+MAX_AROUND = 4096
+"""Letters that are looked at for the engine that said a message."""
 
 
 def render_markdown() -> str:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import time
 import tomllib
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ocigpu.cli.main import COMMANDS, find_command
-from ocigpu.doctor.findings import CHECKS
+from ocigpu.doctor.findings import CHECKS, Evidence, Finding
 from ocigpu.doctor.messages import MESSAGES, Message, find_messages, render_markdown
 
 Run = Callable[..., tuple[int, str, str]]
@@ -216,3 +217,68 @@ def test_all_messages_are_listed(run: Run) -> None:
     assert output.count("\n") == 1 + sum(len(entry.texts) for entry in MESSAGES)
     status, output, _ = run("explain", "--messages", "--json")
     assert len(json.loads(output)["messages"]) == len(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("text", "engines"),
+    [
+        ("docker: Error response from daemon: unknown or invalid runtime name: nvidia", ("docker",)),
+        ('Error: default OCI runtime "nvidia" not found: invalid argument', ()),
+        ('podman: Error: default OCI runtime "nvidia" not found: invalid argument', ("podman",)),
+        ("ERRO[0000] validating containers config: invalid device mode: nvidia.com/gpu=0", ("podman",)),
+        ('ctr: runtime "nvidia" not found: unknown runtime nvidia', ("containerd",)),
+        ('kubelet[1]: Failed to create pod sandbox: no runtime for "nvidia" is configured', ("containerd", "crio")),
+        ("Failed to initialize NVML: Unknown Error", ()),
+    ],
+)
+def test_the_words_around_a_message_tell_whose_it_is(text: str, engines: tuple[str, ...]) -> None:
+    assert find_messages(text)[0].engines == engines
+    assert find_messages(f"first line\n{text}\nlast line", log=True)[0].engines == engines
+
+
+def findings_of(*items: Finding) -> Callable[..., dict[str, list[Finding]]]:
+    def look(names: list[str], _: str) -> dict[str, list[Finding]]:
+        return {item.name: [one for one in items if one.name == item.name] for item in items if item.name in names}
+
+    return look
+
+
+def test_a_cause_is_of_the_messages_engine_and_a_note_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = (Evidence("/x", "y"),)
+    items = [
+        Finding(
+            "error", "Podman is installed and knows nothing of GPUs", seen, ("podman fix",), "engine-not-configured"
+        ),
+        Finding(
+            "error", "Docker is installed and knows nothing of GPUs", seen, ("docker fix",), "engine-not-configured"
+        ),
+        Finding("note", "Docker is from a snap", seen, ("snap fix",), "docker-snap"),
+        Finding("warning", "another context", seen, ("context fix",), "docker-context"),
+    ]
+    monkeypatch.setattr("ocigpu.cli.explain._look_here", findings_of(*items))
+    _, out, _ = run("explain", "docker: Error response from daemon: unknown or invalid runtime name: nvidia")
+    assert "docker fix" in out
+    assert "context fix" in out
+    assert "Podman is installed" not in out
+    assert "snap fix" not in out
+    assert re.search(r"not the cause here +docker-snap", out)
+    _, out, _ = run("explain", 'podman: Error: default OCI runtime "nvidia" not found: invalid argument')
+    assert "podman fix" in out
+    assert "docker fix" not in out
+    assert "context fix" not in out
+
+
+def test_error_35_first_means_that_no_gpu_was_given() -> None:
+    for text in ("CUDA driver version is insufficient for CUDA runtime version", "cudaGetDeviceCount returned 35"):
+        (found,) = find_messages(text)
+        assert found.message.meaning.startswith("First of all: no GPU was given to this container")
+        assert "ocigpu ps" in found.message.steps[0]
+        assert found.message.findings[0] == "container-lost-gpu"
+
+
+def test_whole_families_are_known() -> None:
+    families = ("enroot", "pyxis", "LXC", "Incus", "Apptainer", "Swarm", "WSL", "Jetson", "DRA", "VFIO", "Kata", "MPS")
+    families += ("fabric manager", "nvidia-persistenced", "mig-parted", "MIG", "Slurm", "KubeVirt", "IMEX")
+    for family in families:
+        assert any(entry.title.startswith(family) for entry in MESSAGES), family
+    assert sum(len(list(entry.wordings())) for entry in MESSAGES) > 1600
