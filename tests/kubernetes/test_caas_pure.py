@@ -32,8 +32,15 @@ from ocigpu.kubernetes.tenants.service.lifecycle import (
     judge_output,
     read_standing,
 )
-from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, SCOPES, ContainerRequest, Phases
-from ocigpu.kubernetes.tenants.service.pods import PodOptions, make_docker_config, plan_pod, plan_secrets, plan_volumes
+from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, SCOPES, ContainerRequest, KeyRequest, Phases
+from ocigpu.kubernetes.tenants.service.pods import (
+    ContainerPlan,
+    PodOptions,
+    make_docker_config,
+    plan_pod,
+    plan_secrets,
+    plan_volumes,
+)
 from ocigpu.kubernetes.tenants.service.problems import PROBLEMS, Refusal
 from ocigpu.kubernetes.tenants.service.server import audit_text
 from ocigpu.kubernetes.tenants.service.store import (
@@ -44,7 +51,16 @@ from ocigpu.kubernetes.tenants.service.store import (
     StoreLimits,
     new_id,
 )
-from ocigpu.kubernetes.tenants.service.web import MAX_STREAMS, Api, Ask, TenantRules, _Path, judge, read_model
+from ocigpu.kubernetes.tenants.service.web import (
+    MAX_STREAMS,
+    Api,
+    Ask,
+    TenantRules,
+    _Path,
+    judge,
+    read_model,
+    secret_values,
+)
 
 D = "sha256:" + "a" * 64
 ACCEPTED = 1795428000.0
@@ -292,6 +308,34 @@ def test_what_has_a_shape_and_cannot_be(wanted: dict[str, Any], code: str) -> No
 def test_bodies_of_another_shape(wanted: dict[str, Any], place: str) -> None:
     with pytest.raises(ValueError, match=place):
         request(**wanted)
+
+
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+    | st.sampled_from(["a_b.c/x", "ubuntu", "\ud800", "\0", "64Gi", "on-failure", "/data", "nfs.example", "1e999"])
+)  # fmt: skip
+NAMES = st.sampled_from([*ContainerRequest.model_fields, "container-url", "path", "target", "username", "A"])
+ANYTHING = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=8
+)
+
+
+@given(st.dictionaries(NAMES, ANYTHING, max_size=6))
+def test_any_body_is_a_container_or_refused(value: dict[str, Any]) -> None:
+    for body in (value, {**SEED, **value}):
+        with contextlib.suppress(Refusal):
+            wanted: Any = read_model(ContainerRequest, json.dumps(body).encode())
+            made = judge(wanted, "landon", TenantRules(exports=("nfs.example:/",)))
+            secrets = secret_values(wanted, made)
+            plan = ContainerPlan("ctr_01", "landon", json.loads(json.dumps(made)))
+            json.dumps([plan_pod(plan, PodOptions(), SPEC), plan_secrets(plan, secrets)]).encode()
+
+
+@given(st.dictionaries(st.sampled_from(["tenancy", "scopes", "expires_seconds", "label"]), ANYTHING))
+def test_any_body_is_a_key_or_refused(value: dict[str, Any]) -> None:
+    with contextlib.suppress(Refusal):
+        wanted: Any = read_model(KeyRequest, json.dumps(value).encode())
+        wanted.label.encode()
 
 
 def event(reason: str, at: str = "2026-11-23T10:01:50Z", message: str = "") -> dict[str, Any]:

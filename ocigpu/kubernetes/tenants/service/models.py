@@ -263,7 +263,7 @@ class KeyRequest(_Model):
     tenancy: Annotated[StrictStr, Field(pattern=TENANCY)] | None = Field(None, description="none: an admin key")
     scopes: list[Literal[tuple(SCOPES)]] = Field(list(TENANT_SCOPES), min_length=1)  # type: ignore[valid-type]
     expires_seconds: Annotated[StrictInt, Field(ge=60, le=10 * 366 * 86400)] | None = None
-    label: Annotated[StrictStr, Field(max_length=200)] = ""
+    label: Annotated[Text, Field(max_length=200)] = ""
 
     @model_validator(mode="after")
     def check_together(self) -> "KeyRequest":

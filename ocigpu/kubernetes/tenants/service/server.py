@@ -263,7 +263,7 @@ class CaasServer:
         api = Api(self.store, keeper, options.rules, self._tokens, self.log, self._write_audit, fleet)
         tls: dict[str, Any] = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=False))
         config = uvicorn.Config(
-            api.make_app(make_route(), run=beside), log_config=None, access_log=False, lifespan="on",
+            api.make_app(make_route(), run=beside), log_config=None, log_level="error", access_log=False, lifespan="on",
             server_header=False, timeout_graceful_shutdown=GRACE, ws="none", http=_Protocol,
             h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", backlog=BACKLOG, **tls,
         )  # fmt: skip
