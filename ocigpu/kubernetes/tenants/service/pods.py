@@ -27,7 +27,8 @@ _UNITS = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("
 class PodOptions(NamedTuple):
     """What the operator decides for every container.
 
-    ``exports``: of NFS, "SERVER:/PATH" with {tenancy} where its name stands.
+    ``exports``: of NFS, "SERVER:/PATH" with {tenancy} where its name stands; ``pull_policy``: a node has images that
+    others have pulled with their credentials, so unless that is Always who has none can run them.
     """
 
     runtime_class: str = "kata-qemu-nvidia-gpu"
@@ -35,6 +36,7 @@ class PodOptions(NamedTuple):
     cpus_per_gpu: int = 0
     memory_per_gpu: str = ""
     exports: tuple[str, ...] = ()
+    pull_policy: str = "Always"
 
 
 class ContainerPlan(NamedTuple):
@@ -168,8 +170,7 @@ def plan_pod(
     container: dict[str, Any] = {
         "name": MAIN,
         "image": request["image"],
-        # a node has images that others have pulled with their credentials: the registry is asked each time
-        "imagePullPolicy": "Always",
+        "imagePullPolicy": options.pull_policy,
         "resources": {"limits": plan_limits(request, options, tenancy)},
         "securityContext": {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}},
     }
