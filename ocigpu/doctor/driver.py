@@ -205,11 +205,11 @@ def check_binding(host: Host) -> list[Finding]:
 def check_libraries(host: Host) -> list[Finding]:
     """Are the driver's libraries there?"""
     root, version = host.roots.driver or "/", host.driver_version
-    settings = host.settings.path or "/etc/ocigpu/config.toml"
+    settings = host.settings.path or host.path("/etc/ocigpu/config.toml")
     if (missing := host.missing_libraries) and version in host.library_versions:
         files = [Evidence(root, f"no 64-bit {name}.so.{version}", f"{name}.so.{version}") for name in missing]
         needs = " and ".join({"libcuda": "compute", "libnvidia-ml": "utility"}[name] for name in missing)
-        values = {"version": version, "names": " and ".join(missing), "needs": needs, "settings": settings}
+        values = {"version": version, "names": " and ".join(missing), "needs": needs, "settings": shlex.quote(settings)}
         return [say("driver-libraries.some", *files, **values)]
     if host.library_versions:
         seen = Evidence(root, f"version {', '.join(host.library_versions)}")
@@ -217,7 +217,7 @@ def check_libraries(host: Host) -> list[Finding]:
     if not version:
         return [not_checked(host.no_driver, Evidence(root, "no libcuda and no libnvidia-ml"))]
     seen = Evidence(root, "no libcuda.so.* and no libnvidia-ml.so.*", f"those of {version}")
-    return [say("driver-libraries.none", seen, *_passed_over(host), version=version, settings=settings)]
+    return [say("driver-libraries.none", seen, *_passed_over(host), version=version, settings=shlex.quote(settings))]
 
 
 def _places(host: Host) -> Iterator[Evidence]:

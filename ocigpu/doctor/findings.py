@@ -35,8 +35,9 @@ class Finding(NamedTuple):
     """One result of a check.
 
     ``text``: one plain sentence.  ``fixes``: commands to run, in this order; a line that begins with "#" explains.
-    ``safe``: those that ``doctor --fix`` may run.  ``name``: that of the check.  ``code``: the finding's name in the
-    check's table, "" where the table has none.
+    ``safe``: those that ``doctor --fix`` may run.  ``choices``: commands that mend nothing and may be wanted all the
+    same, with the reason as their comment: no script is to run them.  ``name``: that of the check.  ``code``: the
+    finding's name in the check's table, "" where the table has none.
     """
 
     severity: str
@@ -46,6 +47,7 @@ class Finding(NamedTuple):
     name: str = ""
     safe: tuple[str, ...] = ()
     code: str = ""
+    choices: tuple[str, ...] = ()
 
     @property
     def is_bad(self) -> bool:
@@ -110,4 +112,6 @@ def say(what: str, /, *evidence: Evidence, **values: object) -> Finding:
     severity = str(values.get("severity", entry["severity"]))
     fixes = [fix for fix in fixes if fix]
     safe = [fix for fix in fixes if entry.get("safe") and not fix.startswith(("#", RESTART))]
-    return Finding(severity, entry["text"].format(**values), evidence, tuple(fixes), safe=tuple(safe), code=what)
+    choices = tuple(choice.format(**values) for choice in entry.get("choices", ()))
+    text = entry["text"].format(**values)
+    return Finding(severity, text, evidence, tuple(fixes), safe=tuple(safe), code=what, choices=choices)

@@ -117,5 +117,7 @@ def _section(one: dict[str, Any], number: int) -> str:
     head = f"<h3>{number}. {escape(one['name'])} <span>{escape(one['severity'])}</span></h3>"
     because = f"<h4>Because</h4><table><tr><th>looked at</th><td>found</td><td>wanted</td></tr>\n{rows}</table>"
     fix = f"<h4>Fix</h4><pre>{fixes}</pre>" if fixes else ""
+    choices = "\n".join(escape(printable(choice)) for choice in one["choices"])
+    fix += f"<h4>Or</h4><pre>{choices}</pre>" if choices else ""
     text = f"<p>{escape(printable(one['text']))}</p>"
     return f'<section class="{escape(one["severity"])}">{head}{text}{because}{fix}</section>\n'

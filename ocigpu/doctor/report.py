@@ -87,6 +87,7 @@ def to_data(host: Host, findings: list[Finding]) -> dict[str, Any]:
                 "evidence": [entry._asdict() for entry in item.evidence],
                 "fixes": list(item.fixes),
                 "safe": list(item.safe),
+                "choices": list(item.choices),
             }
             for item in findings
         ],
@@ -161,6 +162,8 @@ def render_finding(item: Finding, number: int = 0) -> Iterator[str]:
         yield f"    {_word('because' if item.is_bad else 'seen', place)}{printable(entry.path, 300)}{found}{wanted}"
     for place, fix in enumerate(item.fixes):
         yield f"    {_word('fix', place)}{printable(fix, 1000)}"
+    for place, choice in enumerate(item.choices):
+        yield f"    {_word('or', place)}{printable(choice, 1000)}"
 
 
 def _word(text: str, place: int) -> str:

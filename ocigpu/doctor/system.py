@@ -49,7 +49,7 @@ def check_ldconfig(host: Host) -> list[Finding]:
     if usable:
         return [ok("there is an ldconfig to run for containers", host.evidence(usable[0], "a program"))]
     cause = f"{found} is a script" if found else "none"
-    where = host.settings.path or "/etc/ocigpu/config.toml"
+    where = host.settings.path or host.path("/etc/ocigpu/config.toml")
     evidence = (host.evidence(path, cause if path == found else "none", "a program, no script") for path in paths[:3])
     what = "named" if named else "none"
     return [say(f"ldconfig-missing.{what}", *evidence, where=where, quoted=shlex.quote(where))]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from string import Formatter
 
@@ -284,15 +285,15 @@ def test_settings_that_cannot_be_used_are_mended_by_what_is_wrong(
     assert list(found.fixes) == [fix.format(path=path) for fix in fixes]
 
 
-def test_no_ldconfig_is_no_error_and_none_is_needed_where_caches_are_merged(broken: Broken) -> None:
+def test_no_ldconfig_is_no_error_and_none_is_needed_where_caches_are_merged(broken: Broken, run: Run) -> None:
     """A hook without an ldconfig leaves a note, and loaders look in their own directories all the same."""
     root = broken("no-ldconfig")
     (found,) = run_checks(Host(str(root)), ("ldconfig-missing",))
     assert found.severity == "warning"
     (fix,) = [fix for fix in found.fixes if "loader-cache" in fix]
-    where, line = fix.removeprefix("# or do without, in ").split(": ")
-    assert where == "/etc/ocigpu/config.toml"
-    (root / "etc/ocigpu").mkdir(exist_ok=True)
-    (root / "etc/ocigpu/config.toml").write_text(f"{line}\n")
+    command = fix.removeprefix("# or do without: ocigpu ")
+    where = root / "etc/ocigpu/config.toml"
+    assert command == f"config set loader-cache merge --config {shlex.quote(str(where))}"
+    assert run(*shlex.split(command))[0] == 0
     (found,) = run_checks(Host(str(root)), ("ldconfig-missing",))
     assert found.severity == "ok"

@@ -1,9 +1,11 @@
 """What the doctor says of engines' files, and that its words fit the release and the file."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, examine
+from doctor.conftest import Broken, Run, examine
 from support.process import run
 
 
@@ -36,3 +38,16 @@ def test_a_program_without_its_execute_bit_is_there(broken: Broken) -> None:
     assert "which is not executable" in found.text
     run(["sh", "-c", found.fixes[0]])
     assert not [item for item in examine(root) if item.name == "engine-runtime-missing" and item.is_bad]
+
+
+def test_a_choice_is_no_fix(broken: Broken, run: Run) -> None:
+    """Scripts take "fixes" of --json: a simulated host does not bring a GPU back."""
+    root = broken()
+    for name in (root / "sys/bus/pci/devices").iterdir():
+        name.unlink() if name.is_symlink() else shutil.rmtree(name)
+    (found,) = [item for item in examine(root) if item.name == "no-gpu"]
+    assert not [fix for fix in found.fixes if "sim create" in fix]
+    assert found.choices == ("ocigpu sim create /tmp/gpus --gpus 8 --model h100  # to try containers without a GPU",)
+    data = json.loads(run("doctor", "--root", root, "--json")[1])
+    assert {item["name"]: item["choices"] for item in data["findings"]}["no-gpu"] == list(found.choices)
+    assert f"    or       {found.choices[0]}" in run("doctor", "--root", root)[1].splitlines()

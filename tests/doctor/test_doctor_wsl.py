@@ -74,7 +74,7 @@ def test_the_doctor_names_wsl_and_what_works_there(docker: str, tmp_path: Path, 
     assert "WSL: Windows has a driver of NVIDIA" in said.splitlines()[0]
     found = bad(root)["cdi-missing"]
     assert found.fixes[0] == f"ocigpu cdi generate --mode wsl --output {root}/etc/cdi/nvidia.yaml"
-    assert 'mode = "cdi"' in found.fixes[2]
+    assert "ocigpu config set mode cdi" in found.fixes[2]
 
 
 @pytest.mark.root
