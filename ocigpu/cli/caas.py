@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from ocigpu.cli import show
 from ocigpu.cli.arguments import Range, takes
 from ocigpu.cli.caas_client import CaasClient, connect, path_of
+from ocigpu.cli.common import check_one_of
 from ocigpu.cli.optional import needing
 from ocigpu.core.errors import HostError, UsageError, printable
 
@@ -28,6 +29,7 @@ def serve_command(
     create_tenancies: list[str] | None = None,
     cpus_per_gpu: Annotated[int, Range(0, 1024)] = 0,
     memory_per_gpu: str = "",
+    image_pull_policy: str = "Always",
     timeout: Annotated[int, Range(1)] = 86400,
     max_timeout: Annotated[int, Range(1)] = 604800,
     keep_ended: Annotated[float, Range(0)] = 86400.0,
@@ -46,6 +48,7 @@ def serve_command(
 
     if bool(tls_certificate) != bool(tls_key):
         raise UsageError("--tls-certificate and --tls-key are given together, or neither")
+    check_one_of("--image-pull-policy", image_pull_policy, ("Always", "IfNotPresent"))
     if memory_per_gpu and not re.fullmatch(r"[1-9][0-9]*([KMGT]i?)?", memory_per_gpu):
         raise UsageError(f"--memory-per-gpu {memory_per_gpu!r} is not a quantity such as 64Gi")
     with needing("the service needs what is not installed", "OCIGPU-CAAS-1", "tenants"):
@@ -76,7 +79,7 @@ def serve_command(
             UNLINKED if unlinked_sets else LINKED,
             tuple(create_tenancies or ()),
         ),
-        PodOptions(runtime_class, resource, cpus_per_gpu, memory_per_gpu),
+        PodOptions(runtime_class, resource, cpus_per_gpu, memory_per_gpu, pull_policy=image_pull_policy),
         OidcOptions(oidc_issuer, oidc_audience, oidc_claim, algorithms) if oidc_issuer else None,
         StoreLimits(max_containers, max_stored << 20),
         pod_seconds=keep_pods,

@@ -194,6 +194,8 @@ def test_an_image_is_asked_for_at_its_registry_each_time() -> None:
         spec = plan_pod(plan_of(container(**{"container-url": image})), PodOptions())["spec"]
         assert spec["containers"][0]["imagePullPolicy"] == "Always"
         assert "imagePullSecrets" not in spec
+    preloaded = plan_pod(plan_of(container()), PodOptions(pull_policy="IfNotPresent"))["spec"]
+    assert preloaded["containers"][0]["imagePullPolicy"] == "IfNotPresent"
 
 
 SPEC = {"container": {"cpu": "8", "memory": "64Gi"}, "quota": {"cpu": "128", "memory": "2Ti"}}

@@ -724,6 +724,7 @@ ISSUER = ["--oidc-issuer", "https://login.example"]
         (["--kubeconfig", "/nonexistent"], 1, "API server: /nonexistent: "),
         (["--memory-per-gpu", "much"], 2, "quantity"),
         (["--registry", "No Registry"], 1, "not a registry"),
+        (["--image-pull-policy", "Never"], 2, "Always, IfNotPresent"),
         (["--nfs", "/path"], 1, "not SERVER:/PATH"),
         (["--create-tenancies", "everybody"], 1, "neither admin nor the issuer"),
         (["--create-tenancies", "https://login.example"], 1, "neither admin nor the issuer"),
