@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError, printable
-from ocigpu.engines.places import Daemon, expand, is_foreign, read_file, running_daemons
-from ocigpu.engines.status import RUNTIME, read_engine_status
+from ocigpu.engines.places import Daemon, expand, is_foreign, parse_release, read_file, running_daemons
+from ocigpu.engines.status import RUNTIME, EngineStatus, read_engine_status
 from ocigpu.kubernetes.host_files import install_error, run_on_host
 from ocigpu.system.paths import open_in_root, opened
 from ocigpu.system.proc import read_stat
@@ -99,8 +99,8 @@ class HostEngine:
     def check(self, runtime: str, name: str) -> None:
         """Raise HostError when files of the engine cannot be read, or have the runtime's name for another program."""
         running = self.require()
-        for status in read_engine_status(self.host_root):
-            if status.engine != running.daemon.engine or not status.running:
+        for status in self._statuses(running):
+            if not status.running:
                 continue
             if broken := [problem for problem in status.problems if not problem.startswith("runtime ")]:
                 raise install_error(f"{status.engine}: {broken[0]}", "Mend the engine's configuration.")
@@ -187,6 +187,24 @@ class HostEngine:
         except OSError:
             return False
         return True
+
+    def needs_entry(self, running: Running, name: str) -> bool:
+        """Whether pods with the runtime of this name, which is not the default one, need its entry while they run.
+
+        containerd 1 keeps with a pod what it needs; containerd 2 (seen with 2.1.9: "no runtime for ... is configured")
+        and CRI-O (internal/oci/oci.go, RuntimeImpl) look the entry up for each exec, a probe's too.
+        """
+        if any(each.running and each.default_runtime == name for each in self._statuses(running)):
+            return False
+        try:
+            program = os.readlink(f"{self.host_root}/proc/{running.daemon.pid}/exe")
+        except OSError:  # it ended meanwhile
+            return True
+        said = self.on_host([program, "--version"]).output
+        return not (said.startswith("containerd ") and parse_release(said).startswith("1."))
+
+    def _statuses(self, running: Running) -> list[EngineStatus]:
+        return [each for each in read_engine_status(self.host_root) if each.engine == running.daemon.engine]
 
     def users(self, prefix: str) -> list[str]:
         """Return what still runs with the runtime below ``prefix``: shims of containerd, monitors of CRI-O.

@@ -117,13 +117,17 @@ class NodeInstaller:
         self._log("info", f"{running.daemon.engine} is back")
 
     def remove(self) -> bool:
-        """Take everything back; False while containers that need the files still run."""
+        """Take everything back; False while containers that need the files, or the engine's entry, still run."""
         if not self._files.current():
             self.label("")
             return True
         self.label("removing")
         running = self._engine.require()
         how = self._engine.plan_restart(running, self._options.restart)
+        users, name = self._engine.users(self._options.prefix), self._options.name
+        if users and self._engine.needs_entry(running, name):
+            self._log("info", f"{len(users)} pods with the runtime {name} still run: all of it stays until they end")
+            return False
         if self._engine.run(self._program, "remove", running, "--dry-run")["changed"]:
             self._files.set_pending(True)
             self._say(self._engine.run(self._program, "remove", running))

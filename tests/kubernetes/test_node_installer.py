@@ -219,6 +219,26 @@ def test_the_unit_of_k3s_is_restarted_and_not_its_containerd(tmp_path: Path) -> 
         HostEngine(str(tmp_path / "empty")).require()
 
 
+@pytest.mark.parametrize(
+    ("said", "needed"),
+    [
+        ("containerd github.com/containerd/containerd 1.7.24~ds1 1.7.24~ds1-6+deb13u1\n", False),
+        ("containerd github.com/containerd/containerd/v2 2.1.9+unknown \n", True),
+        ("k3s version v1.33.5+k3s1 (x)\ngo version go1.24.6\n", True),
+        ("crio version 1.34.0\n", True),
+        ("", True),
+    ],
+)
+def test_an_entry_stays_as_long_as_a_pod_needs_it(tmp_path: Path, said: str, needed: bool) -> None:
+    """Without it nobody could look into the pod, and a probe that does would fail."""
+    (tmp_path / "proc/7").mkdir(parents=True)
+    (tmp_path / "proc/7/exe").symlink_to("/usr/bin/containerd")
+    engine = Told(tmp_path, said)
+    found = Running(Daemon("containerd", 7, ""), 0, "", frozenset())
+    assert engine.needs_entry(found, "ocigpu") is needed
+    assert engine.commands == [["/usr/bin/containerd", "--version"]]
+
+
 @pytest.mark.root
 def test_a_socket_is_found_by_the_links_of_the_hosts_root(tmp_path: Path) -> None:
     """A pod has a root of its own, and /var/run leads to /run there, too: containerd 2 has NRI's socket in /var/run."""
@@ -462,10 +482,12 @@ def test_a_node_is_made_ready_used_and_set_back(
         assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
         assert not place.installer.remove()
         assert node() == {LABEL: "removing"}
-        assert {path: path.read_bytes() for path in place.engine.directory.glob("*.toml*")} == before
-        assert "1 pods were started by ocigpu and still run" in place.log.text
-        if place.release < 2:  # containerd 2 looks the pod's runtime up for each exec (docs/UNINSTALLING.md)
-            assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+        assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+        if place.release < 2:  # a later one looks the pod's runtime up for each exec
+            assert {path: path.read_bytes() for path in place.engine.directory.glob("*.toml*")} == before
+            assert "1 pods were started by ocigpu and still run" in place.log.text
+        else:
+            assert "1 pods with the runtime ocigpu still run" in place.log.text
     finally:
         stop = {1: sandbox}
         answers = place.engine.cri(("RuntimeService/StopPodSandbox", stop), ("RuntimeService/RemovePodSandbox", stop))
