@@ -77,8 +77,8 @@ def start(
     image: Path, simulated_host: SimulatedHost, runtime_environment: dict[str, str], work_directory: Path
 ) -> Iterator[Start]:
     """Call with the name of a container: starts it as the chart has it; its output is in work_directory/log."""
-    (work_directory / "kubelet/device-plugins").mkdir(parents=True)
-    (work_directory / "cdi").mkdir()
+    for name in ("kubelet/device-plugins", "kubelet/pod-resources", "cdi"):
+        (work_directory / name).mkdir(parents=True)
     host = {
         "driverRoot": str(simulated_host.directory),
         "kubelet": str(work_directory / "kubelet"),
@@ -177,7 +177,6 @@ def port() -> Iterator[int]:
 
 @pytest.mark.parametrize("pods", [False, True], ids=["an ordinary user", "root"])
 def test_the_exporter_has_metrics_of_all_gpus(start: Start, work_directory: Path, port: int, pods: bool) -> None:
-    (work_directory / "kubelet/pod-resources").mkdir()
     child = start("exporter", {"exporter": {"pods": pods, "port": port}})
     text = ""
 
