@@ -25,7 +25,7 @@ from ocigpu.kubernetes.tenants.service.models import FINAL
 from ocigpu.system.files import lock, lock_file
 
 FILE = "caas.sqlite"
-VERSION = 2
+VERSION = 3
 REPLAY_SECONDS = 86400
 """How long an Idempotency-Key is known."""
 MAX_PAGE = 1 << 20
@@ -86,6 +86,14 @@ create index sizes on containers (tenancy, id, gone, deleting, lifecycle, size);
 create index events_of_tenancy on events (tenancy, id);
 create table tenancies (name text primary key, uid text not null) without rowid
 """
+_FROM_2 = """
+update events set detail = '' where reason in ('exit_nonzero', 'oom_killed', 'cuda_fabric_not_ready', 'restarting');
+update containers set standing = json_set(standing, '$.detail', '')
+  where reason in ('exit_nonzero', 'oom_killed', 'cuda_fabric_not_ready', 'restarting')
+"""
+"""Details had what containers printed, which takes another scope."""
+_STEPS = {0: (_SCHEMA,), 1: (_FROM_1, _FROM_2), 2: (_FROM_2,)}
+"""What makes a file of a version one of ours; 0: a new one."""
 
 
 class StoreLimits(NamedTuple):
@@ -217,7 +225,7 @@ class CaasStore:
             raise HostError("OCIGPU-CAAS-1", f"{path}: written by a newer ocigpu", "run that version")
         if version == VERSION:
             return
-        for statement in filter(str.strip, (_FROM_1 if version else _SCHEMA).split(";")):
+        for statement in filter(str.strip, ";".join(_STEPS[version]).split(";")):
             self._base.execute(statement)
         if not version:
             self._base.execute("insert into meta values ('secret', ?)", (secrets.token_bytes(32),))
