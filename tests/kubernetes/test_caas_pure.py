@@ -60,6 +60,7 @@ from ocigpu.kubernetes.tenants.service.web import (
     judge,
     read_model,
     secret_values,
+    view,
 )
 
 D = "sha256:" + "a" * 64
@@ -690,6 +691,25 @@ def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     store = store_of(tmp_path, [ACCEPTED])
     assert store.find(made.id) == made
     store.make_room("landon", 1)
+    store.close()
+
+
+def test_what_containers_printed_leaves_a_file_of_the_version_before(tmp_path: Path) -> None:
+    store = CaasStore(str(tmp_path), serving=True)
+    before = {key: value for key, value in container().request.items() if key not in ("cpus", "memory")}
+    del before["has_pull_credentials"]  # as it was asked for then
+    made = store.add("landon", before, {}).id
+    other = store.add("landon", before, {}).id
+    store.note_standing(made, ContainerStanding("failed", "exit_nonzero", "token=very-s3cret", exit_code=3))
+    store.note_standing(other, ContainerStanding("failed", "image_pull_failed", "no such image"))
+    store._base.execute("pragma user_version = 2")
+    store.close()
+    store = CaasStore(str(tmp_path), serving=True)
+    shown = {one.id: view(one) for one in store.list_containers("landon")}
+    assert (shown[made].reason, shown[made].detail, shown[made].exit_code) == ("exit_nonzero", "", 3)
+    assert (shown[other].reason, shown[other].detail) == ("image_pull_failed", "no such image")
+    assert "no such image" in str(store.events(0))
+    assert not any(b"very-s3cret" in one.read_bytes() for one in tmp_path.iterdir())
     store.close()
 
 
