@@ -198,6 +198,15 @@ def test_only_operators_say_what_is_wanted_of_a_gpu() -> None:
         with pytest.raises(HostError, match="for the groups"):
             developer.create({**head, "metadata": {"name": "another"}, "spec": wished["spec"]})
         assert operator.update(wished)["spec"]["maintenance"] is True
+        # the same, being deleted: kept by a finalizer
+        held = developer.create({**head, "metadata": {"name": "held", "finalizers": ["a.b/c"]}, "spec": made["spec"]})
+        Documents(cluster.client("root", "system:masters", "gpu-operators")).delete(held)
+        going = cluster.get("GPULease", "held")
+        assert going["metadata"]["deletionTimestamp"]
+        with pytest.raises(HostError, match="for the groups"):
+            developer.update({**going, "spec": {**held["spec"], "maintenance": True}})
+        developer.update({**going, "metadata": {**going["metadata"], "finalizers": []}})
+        assert not cluster.exists("GPULease", "held")
 
 
 POLICY = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")

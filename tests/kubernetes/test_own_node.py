@@ -120,6 +120,12 @@ def test_a_node_is_written_by_its_own_programs_alone(cluster: Cluster, account: 
     for on, words in (("node-2", "own node only"), (None, "does not say on which node")):
         with pytest.raises(Problem, match=words):
             ask(cluster, account, on, "PATCH", "/api/v1/nodes/node-1", TAINT)
+    # the same, being deleted: kept by a finalizer
+    cluster.patch("Node", "node-2", {"metadata": {"finalizers": ["a.b/c"]}})
+    if not cluster.get("Node", "node-2")["metadata"].get("deletionTimestamp"):
+        cluster.delete("Node", "node-2")
+    with pytest.raises(Problem, match="own node only"):
+        ask(cluster, account, "node-1", "PATCH", "/api/v1/nodes/node-2", TAINT)
     apply = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2", "labels": {"ocigpu/runtime": "ready"}}}
     with pytest.raises(Problem, match="own node only"):
         ask(cluster, account, "node-1", "PATCH", "/api/v1/nodes/node-2", apply, fieldManager="m", force="true")
