@@ -45,6 +45,7 @@ from ocigpu.kubernetes.tenants.service.problems import PROBLEMS, Refusal
 from ocigpu.kubernetes.tenants.service.server import audit_text
 from ocigpu.kubernetes.tenants.service.store import (
     FILE,
+    MAX_FORGOTTEN,
     CaasStore,
     StoredContainer,
     StoreFullError,
@@ -691,6 +692,21 @@ def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     store = store_of(tmp_path, [ACCEPTED])
     assert store.find(made.id) == made
     store.make_room("landon", 1)
+    store.close()
+
+
+def test_a_tenancys_whole_past_is_forgotten_in_parts(tmp_path: Path) -> None:
+    store = CaasStore(str(tmp_path), serving=True)
+    for _ in range(2 * MAX_FORGOTTEN):
+        made = store.add("landon", container().request, {}).id
+        store.note_deleting(made)
+        store.note_gone(made)
+    kept = store.add("landon", container().request, {}).id
+    left = [store._read("select count(*) from containers")[0][0]]
+    while store.forget():
+        left.append(store._read("select count(*) from containers")[0][0])
+    assert left == [2 * MAX_FORGOTTEN + 1, MAX_FORGOTTEN + 1, 1]
+    assert store.find(kept)
     store.close()
 
 

@@ -348,7 +348,8 @@ class Keeper:
         for one in self.store.list_over(self.store.clock() - self.pod_seconds):
             if object_name(one) in pods:
                 self.look_at(one)
-        self.store.forget()
+        while self.store.forget():
+            await asyncio.sleep(0)
 
     async def _look_at_tenancies(self) -> None:
         for name in self.store.list_tenancies():

@@ -32,6 +32,8 @@ MAX_PAGE = 1 << 20
 """Bytes of the requests in an answer that lists containers."""
 FORMER = "~"
 """Between the name and the UID of a tenancy that is gone: no tenancy is called so."""
+MAX_FORGOTTEN = 8
+"""Containers that are removed at one time."""
 MAX_EVENTS = 10_000
 """Of one tenancy."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -591,13 +593,21 @@ class CaasStore:
 
     # a day later
 
-    def forget(self) -> None:
-        """Remove what nobody will ask for again: old Idempotency-Keys, containers that are long gone."""
+    def forget(self) -> bool:
+        """Remove what nobody will ask for again: old Idempotency-Keys, some of the containers that are long gone.
+
+        Returns whether there are more of them: what is removed is overwritten, and one can have 1 MiB.
+        """
         with self._change() as base:
             base.execute("delete from idempotency where expires <= ?", (self.clock(),))
-            base.execute("delete from containers where gone = 1 and id not in (select container from idempotency)")
+            done = base.execute(
+                "delete from containers where id in (select id from containers where gone = 1"
+                " and id not in (select container from idempotency) limit ?)",
+                (MAX_FORGOTTEN,),
+            )
         self._unclean = True  # requests and logs that were deleted
         self._clean()
+        return done.rowcount == MAX_FORGOTTEN
 
 
 def _read_row(
