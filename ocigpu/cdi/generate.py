@@ -16,7 +16,7 @@ from ocigpu.gpus.vendors import find_mode, find_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from ocigpu.cdi.edits import Draft, Edits
@@ -99,6 +99,24 @@ def generate_host(options: "GenerateOptions", settings: "Settings") -> tuple[Par
                 notes = (*first.generated.notes, f"{name}: {error.message}")
                 first = first._replace(generated=first.generated._replace(notes=notes))
     return (first, *parts)
+
+
+def generate_within(
+    limit: str,
+    options: "GenerateOptions",
+    settings: "Settings",
+    generate: "Callable[[GenerateOptions, Settings], tuple[Part, ...]]" = generate_all,
+) -> tuple[Part, ...]:
+    """Generate with a version that engines read, at most ``limit`` ("": unknown).
+
+    Devices that need more are not given up for that: only a version that the options name is a limit.
+    """
+    if options.max_version or not limit:
+        return generate(options, settings)
+    try:
+        return generate(options._replace(max_version=limit), settings)
+    except CdiError:
+        return generate(options, settings)
 
 
 def coherent_parts(draft: "Draft", options: "GenerateOptions", fingerprint: str) -> list[Part]:

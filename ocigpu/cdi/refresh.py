@@ -3,7 +3,7 @@
 import os
 
 from ocigpu.cdi.document import read_document
-from ocigpu.cdi.generate import Generated, Part, generate_all, generate_host
+from ocigpu.cdi.generate import Generated, Part, generate_host, generate_within
 from ocigpu.cdi.versions import is_older, parse_version
 from ocigpu.cdi.write import DEFAULT_OUTPUT, target_of, with_suffix, write_spec
 from ocigpu.core import rawjson
@@ -17,7 +17,6 @@ from ocigpu.system.store import open_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 ANNOTATED, LOWEST = "0.6.0", "0.5.0"
@@ -106,24 +105,6 @@ def _read_before(path: str, settings: Settings) -> "tuple[Any, tuple[str, ...]]"
 def generate_for(before: "Any", options: GenerateOptions, settings: Settings, newest: str) -> tuple[Part, ...]:
     """Generate for a file with this content (None: there is none) and engines that read ``newest`` ("": unknown)."""
     return generate_within(_lower(before, newest), options, settings, generate_host)
-
-
-def generate_within(
-    limit: str,
-    options: GenerateOptions,
-    settings: Settings,
-    generate: "Callable[[GenerateOptions, Settings], tuple[Part, ...]]" = generate_all,
-) -> tuple[Part, ...]:
-    """Generate with a version that engines read, at most ``limit`` ("": unknown).
-
-    Devices that need more are not given up for that: only a version that the options name is a limit.
-    """
-    if options.max_version or not limit:
-        return generate(options, settings)
-    try:
-        return generate(options._replace(max_version=limit), settings)
-    except CdiError:
-        return generate(options, settings)
 
 
 def _lower(before: "Any", newest: str) -> str:

@@ -140,7 +140,7 @@ def generate_command(
     strict: bool = False,
     quiet: bool = False,
 ) -> None:
-    from ocigpu.cdi.refresh import generate_within
+    from ocigpu.cdi.generate import generate_within
 
     path, format_name, notes = output_file(output, format_, json)
     with show.Progress("still reading this host's devices: NVML can take a while to answer"):
@@ -201,10 +201,10 @@ def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT) -> "show.
 
 def is_read_by_engines(path: str, settings: Settings) -> bool:
     """Whether a file is in a directory where an engine looks for specifications."""
-    from ocigpu.engines.status import read_engine_status
-
     if not path:
         return False
+    from ocigpu.engines.status import read_engine_status
+
     directory, root = os.path.dirname(os.path.abspath(path)), _other_root(path, settings)
     if root:
         directory = f"/{os.path.relpath(directory, root)}"
