@@ -29,6 +29,7 @@ VALUES: dict[str, Any] = {
         "serviceAnnotations": {"a": "1"},
         "from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
         "args": ["--cpus-per-gpu=8"],
+        "createTenancies": ["admin", "https://login.example"],
     },
     "tenants": {"enabled": True, "registries": ["registry.example/"], "runtimeClasses": ["kata-a", "kata-b"]},
     "jsonLogs": True,
@@ -92,6 +93,23 @@ def test_policy_and_runtime_class_are_those_of_tenancies() -> None:
     words = pod_of(found)["spec"]["containers"][0]["args"]
     assert {"--runtime-class=kata-a", "--registry=registry.example/", "--resource=nvidia.com/gpu"} <= set(words)
     assert "--nfs=nfs.example:/exports/{tenancy}" in words
+    assert {"--create-tenancies=admin", "--create-tenancies=https://login.example"} <= set(words)
+
+
+@pytest.mark.parametrize(("sets", "counts", "taken"), [
+    (True, ["0", "1", "2", "3", "4", "5", "6", "7", "8"], True), (True, ["0", "1", "2", "4", "8"], False),
+    (False, ["0", "1", "2", "3", "4", "5", "6", "7", "8"], False),
+])  # fmt: skip
+def test_it_takes_the_numbers_of_gpus_that_plugin_and_policy_let_pass(
+    sets: bool, counts: list[str], taken: bool
+) -> None:
+    values = {**VALUES, "leases": {"unlinkedSets": sets}, "tenants": {**VALUES["tenants"], "gpuCounts": counts}}
+    (container,) = pod_of(objects(values))["spec"]["containers"]
+    assert ("--unlinked-sets" in container["args"]) == taken
+
+
+def test_the_claim_is_the_operators() -> None:
+    found = objects(VALUES)
     assert of_kind(found, "PersistentVolumeClaim") == {}
 
 
@@ -119,6 +137,8 @@ def test_service_budget_and_policy_choose_its_pods_and_no_others() -> None:
         {"tlsSecret": "Upper"},
         {"storage": "much"},
         {"nfs": ["/exports"]},
+        {"createTenancies": ["everybody"]},
+        {"createTenancies": ["http://login.example"]},
         {"oidc": {"issuer": "http://login.example"}},
         {"oidc": {"issuer": "https://login.example"}},
         {"serviceType": "ExternalName"},
