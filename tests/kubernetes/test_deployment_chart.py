@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import yaml
 from deployment_lab import CASES, CHART, DEPLOYMENT, RENDERER, Object, admits, containers, objects, of_kind
 from support.api_server import FakeApiServer, make_account
 from support.process import run
-from support.product import PROGRAMS
+from support.product import PROGRAMS, REPOSITORY
 
 from ocigpu import __version__
 from ocigpu.kubernetes import mig_manager, node_installer
@@ -527,3 +528,19 @@ def test_who_uses_gpus_is_away_while_they_are_cut() -> None:
     }
     assert len(less) == 3
     assert "mig-manager" not in {each["name"] for _, each in containers(objects({}))}
+
+
+def test_the_page_names_values_that_the_chart_has() -> None:
+    """Those of the table for who comes from NVIDIA's charts."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    page = (REPOSITORY / "docs/KUBERNETES.md").read_text()
+    table = page.partition("## From the values of NVIDIA's charts")[2].partition("\n## ")[0]
+    rows = [line.split("|")[3] for line in table.splitlines() if line.startswith("| ")][1:]
+    named = [name for row in rows for name in re.findall(r"`([a-z]\w+(?:\.\w+)*)`", row)]
+    named = [name for name in named if name not in ("default", "flags", "flags.migStrategy")]
+    assert len(named) > 20
+    for name in named:
+        found: Any = values
+        for word in name.split("."):
+            assert word in found, name
+            found = found[word]
