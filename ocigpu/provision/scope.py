@@ -36,9 +36,10 @@ def change_scope(
     says so already.  Whether systemd keeps the devices is never a reason to stop a container: a failure is the note.
     Must run in the host's mount namespace.
     """
-    # The first: whatever is below belongs to the container, which may have made it, and named it.
-    name = next((part for part in cgroup.split("/") if part.endswith(".scope")), "")
-    if not name:
+    # The first that is no slice: the system's manager has its scopes in slices alone, and what is below a scope or a
+    # service (a user's manager) belongs to somebody who may have named it like the scope of another container.
+    name = next((part for part in cgroup.strip("/").split("/") if not part.endswith(".slice")), "")
+    if not name.endswith(".scope"):
         return "", None
     # runc sets properties of the scope that it has made: a file for each; crun names them when it makes the scope.
     note, undo = _change(f"{DIRECTORY}/{name}.d", "50-DeviceAllow.conf", "DeviceAllow=", allow, deny) or (

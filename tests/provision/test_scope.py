@@ -88,7 +88,13 @@ def test_only_what_is_not_granted_is_added(line, added):
 
 
 @pytest.mark.parametrize(
-    "cgroup", ["/docker/1", "/system.slice/other.scope", "", "/user.slice/session-3.scope/docker-1.scope", "/.scope"]
+    "cgroup",
+    [
+        *("/docker/1", "/system.slice/other.scope", "", "/system.slice", "/.scope"),
+        "/user.slice/session-3.scope/docker-1.scope",
+        "/user.slice/user-1000.slice/user@1000.service/user.slice/docker-1.scope",  # an ordinary user's, named so
+        "/../docker-1.scope",
+    ],
 )
 def test_a_cgroup_that_systemd_does_not_keep_is_left_alone(units, cgroup):
     (units / "session-3.scope").write_text("[Scope]\nSlice=user.slice\n")  # rules would deny it everything else
