@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 ACCEPTED_VERSIONS = VERSIONS[VERSIONS.index(EARLIEST) :]
 USUAL_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 """Where engines look unless they are told otherwise (CDI SPEC.md)."""
-BUILDS = (5, 4)
-"""The first Podman whose builds take CDI devices; they look in the first of these alone (seen with 5.4)."""
+BLIND_BUILDS = (5, 4)
+"""The Podman whose builds look in the first of these alone (seen with 5.4.2; 5.8.6 looks in both)."""
 VARIABLE = "NVIDIA_CTK_CDI_GENERATE_"
 
 
@@ -229,10 +229,10 @@ def find_blind(path: str, settings: Settings) -> list[str]:
     usual = USUAL_DIRECTORIES[0]
     version = program_version("/", "podman")
     there = directory == os.path.realpath(usual) or os.path.exists(f"{usual}/{name}")
-    if version and version >= BUILDS and not there:
+    if version == BLIND_BUILDS and not there:
         notes.append(
-            f"podman build --device looks only in {usual}: for builds, ocigpu cdi generate --output {usual}/{name}"
-            " after each change of the driver"
+            f"podman build --device of 5.4 looks only in {usual}: for builds, ocigpu cdi generate --output"
+            f" {usual}/{name} after each change of the driver"
         )
     return notes
 

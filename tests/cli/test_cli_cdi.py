@@ -814,13 +814,14 @@ def test_refresh_says_who_looks_elsewhere(cdi: Run, tmp_path: Path, monkeypatch:
     assert notes == [
         "note: docker looks only in /opt/cdi: --output /opt/cdi/nvidia.yaml",
         (
-            f"note: podman build --device looks only in {usual}: for builds, ocigpu cdi generate --output"
+            f"note: podman build --device of 5.4 looks only in {usual}: for builds, ocigpu cdi generate --output"
             f" {usual}/nvidia.yaml after each change of the driver"
         ),
     ]
     assert cdi("generate", "--output", usual / "nvidia.yaml")[0] == 0
     del engines[0]
     assert " looks only in " not in cdi("refresh", "--output", file)[2]
-    monkeypatch.setattr("ocigpu.engines.checker.program_version", lambda _root, _engine: (4, 3))
     (usual / "nvidia.yaml").unlink()
-    assert " looks only in " not in cdi("refresh", "--output", file)[2]
+    for version in ((4, 3), (5, 8), None):
+        monkeypatch.setattr("ocigpu.engines.checker.program_version", lambda *_, version=version: version)
+        assert " looks only in " not in cdi("refresh", "--output", file)[2]
