@@ -208,9 +208,10 @@ SPEC = {"container": {"cpu": "8", "memory": "64Gi"}, "quota": {"cpu": "128", "me
     [
         ({"gpus": 1}, PodOptions(), SPEC, None, None),  # the LimitRange's
         ({"gpus": 4}, PodOptions(), SPEC, "32", "256Gi"),
-        ({"gpus": 8}, PodOptions(), {**SPEC, "quota": {"cpu": 40, "memory": "300Gi"}}, "40", "300Gi"),
+        ({"gpus": 8}, PodOptions(), {**SPEC, "quota": {"cpu": 40, "memory": "300Gi"}}, "35", "268800Mi"),
+        ({"gpus": 8}, PodOptions(), {**SPEC, "quota": {"cpu": 8, "memory": "64Gi"}}, "8", "64Gi"),
         ({"gpus": 2}, PodOptions(), {**SPEC, "container": {"cpu": "750m", "memory": "1.5Gi"}}, "1500m", "3Gi"),
-        ({"gpus": 2}, PodOptions(), {**SPEC, "container": {"cpu": "x", "memory": "1k"}}, "128", "2000"),
+        ({"gpus": 2}, PodOptions(), {**SPEC, "container": {"cpu": "x", "memory": "1k"}}, "x", "2000"),
         ({"gpus": 2}, PodOptions(cpus_per_gpu=3, memory_per_gpu="7Gi"), SPEC, "6", "14Gi"),
         ({"gpus": 2, "cpus": 5, "memory": "9Gi"}, PodOptions(cpus_per_gpu=3, memory_per_gpu="7Gi"), SPEC, "5", "9Gi"),
         ({"gpus": 8}, PodOptions(), {}, None, None),

@@ -319,7 +319,7 @@ def test_more_processors_or_memory_than_the_tenancy_has_are_refused(lab: Lab) ->
     answer = lab.ask("POST", PATH, key, {"image": "ubuntu", "gpus": 8, "memory": "90Gi"})
     assert (answer.body["cpus"], answer.body["memory"]) == (None, "90Gi")
     limits = lab.pod(answer.body["id"], "narrow")["spec"]["containers"][0]["resources"]["limits"]
-    assert limits == {"nvidia.com/gpu": "8", "cpu": "16", "memory": "90Gi"}
+    assert limits == {"nvidia.com/gpu": "8", "cpu": "14", "memory": "90Gi"}
 
 
 def test_other_tenancies_things_are_not_there(lab: Lab, key: str) -> None:

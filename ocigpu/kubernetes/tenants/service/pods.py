@@ -126,7 +126,7 @@ def plan_limits(request: Mapping[str, Any], options: PodOptions, spec: Mapping[s
     """Return the limits of a container, by which its VM is sized.
 
     Processors and memory are what was asked for, else the operator's for each GPU, else the tenancy's: what ``spec``
-    gives a container that asks for nothing is for one GPU, and all together is at most its quota.
+    gives a container that asks for nothing is for one GPU, and all together is within its quota.
     """
     gpus = request["gpus"]
     limits = {options.resource: str(gpus)}
@@ -145,10 +145,11 @@ def plan_limits(request: Mapping[str, Any], options: PodOptions, spec: Mapping[s
 
 
 def _grow(each: Any, count: int, most: Any) -> str:
+    """Return so many times a quantity, at most an eighth less than another: the machine's overhead counts, too."""
     one, limit = parse_quantity(each), parse_quantity(most)
-    if one is None or limit is None or one * count >= limit:
-        return str(most)
-    total = one * count
+    if one is None or limit is None:
+        return str(each)
+    total = min(one * count, max(limit * 7 / 8, one))
     for unit, size in _UNITS:
         if total % size == 0:
             return f"{int(total / size)}{unit}"
