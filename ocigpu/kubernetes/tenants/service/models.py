@@ -29,15 +29,17 @@ TENANT_SCOPES = ("containers:read", "containers:write", "logs:read")
 def _is_argument(text: str) -> str:
     if "\0" in text:
         raise ValueError("a NUL byte ends an argument (execve(2))")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError("half of a surrogate pair is no character (RFC 8259 section 8.2)")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair is no character (RFC 8259 section 8.2)") from None
     return text
 
 
 def _is_clean_path(path: str) -> str:
     if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/") if path != "/"):
         raise ValueError("an absolute path without //, . and .. is wanted")
-    if any(not letter.isprintable() for letter in path):
+    if not path.isprintable():
         raise ValueError("unprintable characters are refused")
     return path
 
