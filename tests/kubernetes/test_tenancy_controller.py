@@ -460,6 +460,16 @@ def test_a_new_tenancy_waits_for_no_other(cluster: Cluster, monkeypatch: pytest.
     serve(cluster, act)
 
 
+def test_a_tenancy_that_cannot_be_read_holds_up_no_other(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "RESYNC", 3600.0)
+    cluster.create(tenancy("bad"))
+    cluster.fail(10**6, 500, "GET", "/namespaces/tenant-bad/")
+    for name in ("one", "two"):
+        cluster.create(tenancy(name))
+    serve(cluster, lambda: [wait_until_ready(cluster, name) for name in ("one", "two")] and None)
+    assert status(cluster, "bad").get("phase") != "Ready"
+
+
 # --- one of several replicas
 
 

@@ -279,6 +279,7 @@ class ControllerService:
                 if signals.take_again():
                     look = 0.0
                 if not self._lead():
+                    self._take_woken()  # names do not pile up; a look at all comes first when it leads
                     signals.wait(RETRY)
                     look = 0.0
                     continue
@@ -321,6 +322,7 @@ class ControllerService:
 
     def _serve(self, name: str) -> None:
         """Do one pass over the tenancy that is due: the next one is served when this one has to wait for something."""
+        self._due[name] = time.monotonic() + LATER  # where it cannot be read, the others are served meanwhile
         pause = self._controller.reconcile(name)
         self._quick[name] = 0 if pause else self._quick[name] + 1
         if pause >= RESYNC:  # as it should be, or gone: a look at all of them finds what others change
