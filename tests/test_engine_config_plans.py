@@ -428,6 +428,28 @@ def test_a_file_of_version_1_gets_a_drop_in_where_containerd_2_would_pass_over_i
     assert (host / PATHS["containerd"].lstrip("/")).read_text() == text
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[engine]\n", ["crun", "crun-wasm", "krun", "ocigpu"]),
+        ('[engine]\nruntime_supports_nocgroup = ["youki"]\n', ["youki", "ocigpu"]),
+    ],
+)
+def test_podman_may_start_containers_without_cgroups_where_crun_is_behind(
+    host: Path, text: str, names: list[str]
+) -> None:
+    put(host, "/etc/containers/containers.conf", text)
+    before = snapshot(host)
+    for _ in range(2):
+        configure(host, "podman", cgroupless=True)
+        engine = read(host, "podman")["engine"]
+        assert engine == {"runtimes": {"ocigpu": [RUNTIME]}, "runtime_supports_nocgroup": names}
+    remove(host, "podman")
+    assert snapshot(host) == before
+    configure(host, "podman")
+    assert "runtime_supports_nocgroup" not in read(host, "podman")["engine"]
+
+
 def test_an_engine_without_cdi_says_so(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "program_version", lambda _root, _engine: (1, 6))
     with pytest.raises(OcigpuError, match=r"containerd 1\.6 has no CDI; 1\.7 is the first"):

@@ -66,7 +66,8 @@ def configure_command(
     if on_wsl:
         notes.append(f"this is WSL: neither --gpus nor mode hook can give its GPUs; these work: {WAYS}")
     hook = True if gpus_hook or hook_dir else False if no_gpus_hook or on_wsl else None
-    targets, more = _targets(named, Wanted(name, path, default, cdi, kata), root, config, drop_in)
+    wanted = Wanted(name, path, default, cdi, kata, _starts_without_cgroups(root))
+    targets, more = _targets(named, wanted, root, config, drop_in)
     if not targets:
         raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", "install one, or name it")
     targets = {
@@ -201,6 +202,21 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
         hint = f"chmod +x {path}" if "executable" in why else "name it: --runtime-path FILE"
         raise OcigpuError("OCIGPU-ENG-5", f"{path} {why}", hint)
     return path, [f"{path} {why} below {root}" if "executable" in why else f"{path} is not there yet below {root}"]
+
+
+def _starts_without_cgroups(root: str) -> bool:
+    """Whether the low-level runtime that the settings of this machine choose is crun, which can do that."""
+    from ocigpu.cli.common import load_settings
+    from ocigpu.engines.places import why_no_program
+
+    if root != "/":
+        return False
+    try:
+        names = load_settings("").runtime_runtimes
+    except OcigpuError:  # which is not for this command to say
+        return False
+    chosen = next((name for name in names if not why_no_program("/", name)), "")
+    return os.path.basename(chosen).startswith("crun")
 
 
 def _vendor_named(root: str, path: str) -> str:

@@ -126,7 +126,7 @@ def plan_configuration(root: Root, options: ConfigureOptions) -> EnginePlan:
     if not program and all(edit.file.text is None for edit in plan.edits):
         plan = plan._replace(notes=(f"{options.engine} is not installed here, it seems", *plan.notes))
     plan = plan._replace(notes=(*plan.notes, *_default_notes(options, plan)))
-    name, path, default, _, kata = options.wanted
+    name, path, default, _, kata, _ = options.wanted
     names = frozenset({name, KATA_HANDLER} if kata else {name})
     return plan._replace(meant=Meant(names, name, path, default))
 
@@ -169,7 +169,8 @@ def _plan_drop_in(root: Root, options: ConfigureOptions) -> EnginePlan:
     header = DROP_IN_HEADER.format(engine=options.engine)
     if options.engine == "podman":
         path = options.drop_in or options.config or default_drop_in(options)
-        changes = podman_changes(options.wanted)
+        texts = {path: base_text(root, root.read(path)) or ""}
+        changes = podman_changes(options.wanted, _merged(options, path, texts))
     else:
         path = options.drop_in or default_drop_in(options, options.config)
         if not os.path.dirname(path).endswith(".d"):

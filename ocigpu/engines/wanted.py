@@ -27,7 +27,8 @@ annotations must not reach the machine's configuration."""
 class Wanted(NamedTuple):
     """A runtime entry: its name, the program, whether it becomes the default, and whether CDI is switched on.
 
-    ``kata``: containerd also gets the entry of Kata Containers for machines with GPUs.
+    ``kata``: containerd also gets the entry of Kata Containers for machines with GPUs.  ``cgroupless``: the low-level
+    runtime behind it starts containers without cgroups: Podman is to let it.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Wanted(NamedTuple):
     default: bool
     cdi: bool
     kata: bool = False
+    cgroupless: bool = False
 
 
 def docker_changes(wanted: Wanted) -> list[ValueChange]:
@@ -47,9 +49,21 @@ def docker_changes(wanted: Wanted) -> list[ValueChange]:
     return changes
 
 
-def podman_changes(wanted: Wanted) -> list[ValueChange]:
-    """Return the changes of a containers.conf (containers.conf(5), table engine); CDI needs no switch."""
+_CGROUPLESS = ("crun", "crun-wasm", "krun")
+"""What Podman has there where no file names any (containers/common, pkg/config: DefaultConfig)."""
+
+
+def podman_changes(wanted: Wanted, merged: dict[str, Any]) -> list[ValueChange]:
+    """Return the changes of a containers.conf (containers.conf(5), table engine); CDI needs no switch.
+
+    ``merged``: the whole configuration.  Podman refuses --cgroups=disabled for runtimes that are not in a list: its key
+    has no plural (seen with 4.3.1), and a list in a later file replaces those before.
+    """
     changes = [ValueChange(("engine", "runtimes", wanted.name), [wanted.path])]
+    if wanted.cgroupless:
+        named = table_at(merged, ("engine",)).get("runtime_supports_nocgroup")
+        names = list(map(str, named)) if isinstance(named, list) else list(_CGROUPLESS)
+        changes.append(ValueChange(("engine", "runtime_supports_nocgroup"), [*names, wanted.name]))
     if wanted.default:
         changes.insert(0, ValueChange(("engine", "runtime"), wanted.name))
     return changes

@@ -1,6 +1,7 @@
 """A real Podman on the files that ``ocigpu engine configure podman`` writes."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from support.engines import SYSTEM_PATH
 from support.podman import Podman, make_podman
 from support.process import run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
+from support.runtimes import container_id
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -78,3 +80,25 @@ def test_podman_finds_the_runtime_in_the_drop_in(directory: Path, shim: Path) ->
     assert (status["is_default"], status["problems"]) == (True, [])
     run([*ocigpu, "remove", "podman"])
     assert [path.name for path in etc.iterdir()] == ["containers.conf"]
+
+
+def test_a_container_without_cgroups_gets_its_gpus(
+    directory: Path, simulated_host: SimulatedHost, runtime_environment: dict[str, str], rootfs: Callable[[str], Path]
+) -> None:
+    """Podman asks a list of its configuration which runtimes can do that; crun can."""
+    podman = make_podman(directory / "podman", runtime_environment.get("LD_PRELOAD", ""))
+    settings = directory / "settings.toml"
+    crun = podman.directory / "crun"
+    settings.write_text(f'runtime.runtimes = ["{crun}"]\nsimulation.root = "{simulated_host.directory}"\n')
+    settings.chmod(0o644)
+    shim = directory / "ocigpu-runtime"
+    shim.write_text(WRAPPER.format(settings=settings, runtime=RUNTIME))
+    shim.chmod(0o755)
+    file = podman.directory / "containers.conf"
+    words = ["engine", "configure", "podman", "--config", file, "--runtime-path", shim]
+    run([PROGRAMS / "ocigpu", *words], env={**os.environ, "OCIGPU_CONFIG": str(settings)})
+    root = directory / "root"
+    shutil.copytree(rootfs("glibc"), root, symlinks=True)
+    ask = ["--cgroups=disabled", "--env=NVIDIA_VISIBLE_DEVICES=4", "--rootfs", root, "nvidia-smi", "-L"]
+    result = podman.run_words("ocigpu", container_id(), ["run", "--rm"], *ask)
+    assert listed_uuids(result.stdout) == [simulated_host.gpus[4]], result.stderr

@@ -73,7 +73,7 @@ class Podman(NamedTuple):
         words = ["run", "--rm", "--name", name, f"--cgroup-parent=/{name}", *options]
         words += [f"--device={device}" for device in devices]
         try:
-            return self._run_logged(runtime, name, words, "--rootfs", copy, *arguments)
+            return self.run_words(runtime, name, words, "--rootfs", copy, *arguments)
         finally:
             shutil.rmtree(copy)
             machine.remove_cgroups(name)
@@ -97,7 +97,7 @@ class Podman(NamedTuple):
         name = container_id()
         try:
             words = ["run", "--rm", "--pull=never", "--name", name, f"--cgroup-parent=/{name}", *options]
-            return self._run_logged(runtime, name, words, image, *arguments)
+            return self.run_words(runtime, name, words, image, *arguments)
         finally:
             machine.remove_cgroups(name)
 
@@ -140,10 +140,8 @@ class Podman(NamedTuple):
         del config["annotations"]["io.kubernetes.cri-o.Created"]
         return config
 
-    def _run_logged(
-        self, runtime: str, name: str, words: Sequence[str], *container: str | os.PathLike[str]
-    ) -> Completed:
-        """Run a container; what it wrote is read from its log.
+    def run_words(self, runtime: str, name: str, words: Sequence[str], *container: str | os.PathLike[str]) -> Completed:
+        """Run a container by these words, and its own; what it wrote is read from its log.
 
         On a busy machine Podman may end before it has read all that a short-lived container wrote; conmon's log has it.
         """
