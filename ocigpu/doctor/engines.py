@@ -39,6 +39,14 @@ def label(status: EngineStatus) -> str:
     return str(KNOWN["engines"][status.engine]["name"]) + (f" ({which})" if which else "")
 
 
+def _is_context_elsewhere(host: Host) -> bool:
+    """Whether this user's docker command talks to another machine, or to Docker Desktop: dockerd may rest here."""
+    try:
+        return host.docker_context[2]
+    except (OSError, OcigpuError):
+        return False
+
+
 def engine_of(item: Finding) -> str:
     """Return the engine that a finding is about, "" for none or several."""
     if item.name.startswith("docker-") or item.name == "swarm-resources":
@@ -350,7 +358,10 @@ def check_running(host: Host) -> list[Finding]:
             continue
         beside = status.engine == "containerd" and bool(installed_engines(host, "docker"))
         ways = ways_to_gpus(host, status)
-        severity = "note" if beside and not ways else "error" if not able else "warning" if ways else "note"
+        elsewhere = status.engine == "docker" and _is_context_elsewhere(host)
+        severity = (
+            "note" if elsewhere or (beside and not ways) else "error" if not able else "warning" if ways else "note"
+        )
         problem = host.docker.problem if status.engine == "docker" and host.docker else ""
         program = KNOWN["engines"][status.engine]["program"]
         service = _service(status, KNOWN["engines"][status.engine]["service"])

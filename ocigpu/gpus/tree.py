@@ -122,8 +122,14 @@ def find_driver_container() -> str:
 
 
 def settings_digest(settings: Settings) -> str:
-    """Return a checksum of the settings that decide where the host's driver is looked for."""
-    chosen = (settings.driver_root, settings.driver_dev_root, settings.driver_ldcache, settings.simulation_root)
+    """Return a checksum of what says where the driver is looked for: settings, and a driver container's root."""
+    container = "" if settings.driver_root.rstrip("/") or settings.simulation_root else find_driver_container()
+    chosen = (
+        container or settings.driver_root,
+        settings.driver_dev_root,
+        settings.driver_ldcache,
+        settings.simulation_root,
+    )
     return f"{crc32(chr(0).join(chosen).encode()):08x}"
 
 

@@ -123,6 +123,8 @@ def test_what_can_be_told_of_an_engine_that_stands_still(monkeypatch: pytest.Mon
     assert [item.severity for item in check_running(host)] == ["note"]
     monkeypatch.setattr(module, "ways_to_gpus", lambda *_: ["CDI"])  # somebody has told Docker of GPUs
     assert [item.severity for item in check_running(host)] == ["warning"]
+    host.__dict__["docker_context"] = ("~/.docker/config.json", "desktop-linux", True)
+    assert [item.severity for item in check_running(host)] == ["note"]  # it may rest: nobody here asks it
     custom = DOCKER._replace(flavour="custom", target="/srv/daemon.json", running=True)
     assert [item.severity for item in check_running(host_of(DOCKER, custom))] == ["ok"]
 

@@ -16,7 +16,7 @@ from ocigpu.doctor.host import Host
 from ocigpu.gpus import tree as module
 from ocigpu.gpus.nvidia.files import read_binaries, read_firmware
 from ocigpu.gpus.nvidia.libraries import find_libraries, native_machine
-from ocigpu.gpus.tree import Tree, find_roots
+from ocigpu.gpus.tree import Tree, find_roots, settings_digest
 
 LAYOUTS = {
     "/usr/local/nvidia/lib64": "/usr/local/nvidia/bin",
@@ -130,6 +130,13 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
 def test_a_driver_container_is_found_without_a_setting(container: HostTree) -> None:
     assert find_roots(Settings()).driver == str(container.root)
     assert find_roots(Settings(driver_root="/elsewhere")).driver == "/elsewhere"
+
+
+def test_what_was_made_of_a_driver_container_is_stale_when_it_goes(container: HostTree) -> None:
+    before = settings_digest(Settings())
+    assert before == settings_digest(Settings(driver_root=str(container.root)))
+    container.root.rename(container.root.with_name("gone"))
+    assert settings_digest(Settings()) != before
 
 
 def test_the_hosts_own_driver_goes_before_a_container(container: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
