@@ -212,6 +212,18 @@ def test_a_credential_has_so_many_requests_a_second(tmp_path: Path) -> None:
         assert lab.ask("GET", "/v1/me", second).status == 200
 
 
+def test_who_is_refused_before_his_body_is_read_reads_why(lab: Lab) -> None:
+    """With buffers that do not take it all, as between two machines."""
+    for key, more, status in (("ocigpu_none_none", "", b" 401 "), (lab.key(), "?x=1", b" 400 ")):
+        with socket.create_connection(("127.0.0.1", lab.server.port), timeout=60) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+            head = f"POST {PATH}{more} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
+            connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {MAX_BODY}\r\n\r\n".encode())
+            for _ in range(MAX_BODY // 8192):
+                connection.sendall(b" " * 8192)
+            assert status in read_all(connection)
+
+
 # what is not JSON
 
 

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -51,6 +51,8 @@ BODY_SECONDS = 30.0
 MAX_STREAMS, MAX_REQUESTS = 64, 128
 """At one time for one tenancy, or one admin: those that stay open, and all until they are answered.  Body and answer of
 each can have 1 MiB, for as long as their tenant takes to send or to read them."""
+NOT_READ = ("too_many_requests", "body_too_slow", "body_too_large")
+"""Refusals whose bodies are left: so many of them would be read at one time, or they were waited for before."""
 MAX_BODIES = 8
 """Of these requests that have a body, whose bodies are read and kept; the others wait with theirs unread."""
 BODY_COST = 64 << 10
@@ -204,6 +206,8 @@ class Api:
             answer, result = _refusal(problem, request_id), problem.code
         except Refusal as problem:
             answer, result = _refusal(problem, request_id), problem.code
+            if endpoint.takes and problem.code not in NOT_READ:
+                await _throw_away(request)
         except Exception as error:  # noqa: BLE001 - whoever asks gets an answer, and nothing of the inside
             self.log("error", f"{endpoint.name}: {type(error).__name__}: {error}", request_id=request_id)
             answer, result = _refusal(Refusal("internal"), request_id), "internal"
@@ -767,6 +771,18 @@ def _convert(one: QueryParameter, text: str) -> Any:
     if schema.get("format") == "date-time" and read_time(text) is None:
         raise Refusal("parameter_invalid", f"{one.name} {quoted(text, 80)}: not a time as in RFC 3339")
     return text
+
+
+async def _throw_away(request: Request) -> None:
+    """Read what is left of a body that nobody wants: who is cut off while he sends does not read why."""
+    size = 0
+    # RuntimeError: it was read to its end
+    with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_BODY:
+                    break
 
 
 async def _read_body(request: Request) -> bytes:
