@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
@@ -12,12 +13,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support import requirements
+from support.cluster import Cluster
 from support.engines import Docker, start_docker
 from support.fixtures import IMAGE, MakeBundle, build_packages
-from support.process import run
+from support.process import Completed, run
 from support.product import CONTROL_NODES, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, parts, probe, script, view_of
-from support.scratch import ScratchMachine, scratch_machine
+from support.scratch import ENVIRONMENT, ScratchMachine, scratch_machine
 from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import VENDOR_VERSION, __version__
@@ -248,6 +250,63 @@ def test_a_package_that_needs_a_release_of_the_vendors_is_content(
     done = debian("dpkg", "--install", session_directory / "gate.deb", check=False)
     debian("dpkg", "--purge", "gate")
     assert (done.returncode == 0) == fits, done.stderr
+
+
+PAGES = ("TENANTS", "KUBERNETES", "DRA", "MIG", "FABRIC", "LEASES", "FIRMWARE", "CAAS")
+TYPED = sorted(
+    {
+        line
+        for page in PAGES
+        for line in re.findall(
+            r"^ {4,}(?:\S+\$ |\$ )?((?:[A-Z_]+=\S+ )?ocigpu .*?)(?: {2,}#.*)?$",
+            (REPOSITORY / f"docs/{page}.md").read_text(),
+            re.MULTILINE,
+        )
+        if not line.startswith(
+            ("ocigpu sim create", "ocigpu engine configure", "ocigpu vfio")
+        )  # they change the machine
+    }
+)
+NAMED = (
+    "tenancy list", "doctor --claims", "fabric list --address grpc:tcp:127.0.0.1:9", "lease list", "device-plugin",
+    "dra-driver --node-name n", "mig-manager --node-name n", "caas serve --insecure --listen 127.0.0.1:0",
+    "exporter --kubernetes --address 127.0.0.1:0", "lease agent --node-name n", "tenancy controller",
+)  # fmt: skip
+"""What pages and the chart's pods name: all of them need libraries that the package ocigpu does not have."""
+MISSING = re.compile(r"No module named|ocigpu-kubernetes|OCIGPU-PART|Traceback|no such (?:command|option)")
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        cluster.apply_manifests(REPOSITORY / "packaging/kubernetes/tenants.yaml")
+        yield cluster
+
+
+def test_with_the_second_package_everything_works_that_the_pages_for_clusters_type(
+    debian: ScratchMachine, packages: Path, cluster: Cluster, session_directory: Path
+) -> None:
+    """Against an API server, as whoever reads docs/TENANTS.md and docs/KUBERNETES.md types it."""
+    config = cluster.write_kubeconfig(session_directory / "kubeconfig-of-the-pages")
+    typing = [word for word in debian.enter if word != "--net"]  # the server is on our loopback
+
+    def type_(line: str) -> Completed:
+        env = {**ENVIRONMENT, "KUBECONFIG": str(config), "NO_COLOR": "1"}
+        return run([*typing, "timeout", "5", "sh", "-c", f"exec 2>&1; {line}"], env=env, check=False, timeout=100)
+
+    debian("dpkg", "--remove", "ocigpu-kubernetes")
+    said = type_("ocigpu tenancy create landon --gpus 8").stdout
+    assert "Install the package ocigpu-kubernetes of the same release, from its file." in said
+    debian("dpkg", "--install", find(packages, "deb")[2])
+    done = type_("ocigpu tenancy create landon --gpus 8")
+    assert done.returncode == 0, done.stdout
+    assert "8" in str(cluster.get("Tenancy", "landon")["spec"])
+    assert len(TYPED) >= 10
+    for line in (*TYPED, *(f"ocigpu {words}" for words in NAMED)):
+        done = type_(line)
+        print(f"$ {line}\n{done.stdout}", end="")
+        assert not MISSING.search(done.stdout), line
+    assert "landon" in type_("ocigpu tenancy show landon").stdout
 
 
 def test_a_line_of_a_role_configures_docker_and_engine_remove_takes_it_back(debian: ScratchMachine) -> None:
