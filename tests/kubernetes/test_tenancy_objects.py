@@ -711,7 +711,7 @@ def test_a_chart_that_is_removed_leaves_the_rules_of_tenancies_that_live_on() ->
         ({"tenants": {"enabled": True}}, {"gpuleases.ocigpu.io", "tenancies.ocigpu.io"}),
         ({"tenants": {"enabled": True}, "enabled": False}, set()),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_a_release_has_the_kinds_of_its_parts_and_an_upgrade_changes_them(
     values: dict[str, Any], kinds: set[str]
