@@ -29,6 +29,7 @@ from ocigpu.kubernetes.mig_config import (
     Hooks,
     Layouts,
     make_layouts,
+    missing_gpus,
     parse_checkpoint,
     parse_hooks,
     parse_layout_file,
@@ -60,8 +61,11 @@ class _Host(NamedTuple):
     settings: Settings
     gpus: tuple[GpuLayout, ...]
 
-    def planner(self, options: Asked, held: Callable[[], dict[str, str]]) -> Planner:
-        """Return what plans the changes to the layout that the options name."""
+    def asked(self, options: Asked, held: Callable[[], dict[str, str]]) -> "tuple[Planner, list[str]]":
+        """Return what plans the changes to the layout that the options name, and a note about GPUs that are not here.
+
+        The file is read once: it may be standard input.
+        """
         entries = _layouts(options, self.gpus).select(options.selected_config)
 
         def plan(gpus: Sequence[GpuLayout]) -> list[GpuChange]:
@@ -69,7 +73,7 @@ class _Host(NamedTuple):
             changes = [plan_change(gpu, wanted, users) for gpu, wanted in wanted_of(entries, gpus)]
             return [_mode_only(change, users) for change in changes] if options.mode_only else changes
 
-        return plan
+        return plan, list(filter(None, [missing_gpus(entries, self.gpus)]))
 
 
 def _mode_only(change: GpuChange, held: dict[str, str]) -> GpuChange:
@@ -180,8 +184,10 @@ def _find_holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, s
 def plan_command(options: Asked, spared: Sparing) -> "show.Answer":
     host = _look(options)
     held = _Holders(host, spared)
-    changes = host.planner(options, held)(host.gpus)
-    yield from _show(changes, "nothing was changed", held.notes, any(change.problem for change in changes))
+    plan, missing = host.asked(options, held)
+    changes = plan(host.gpus)
+    failed = any(change.problem for change in changes)
+    yield from _show(changes, "nothing was changed", held.notes, failed, missing)
 
 
 @takes(Asked, Sparing)
@@ -199,8 +205,9 @@ def apply_command(
             host = _look(options)
             # hooks end programs before something is changed: only then it is asked who is left
             held = _Holders(host, spared, {} if hooks.end_users else None, locks)
-            changes, notes = _change(host, options, host.planner(options, held), held, not skip_reset, hooks)
-            show.answer(_show(changes, "done", notes), json)  # it is so, whatever the last hook does
+            planner, missing = host.asked(options, held)
+            changes, notes = _change(host, options, planner, held, not skip_reset, hooks)
+            show.answer(_show(changes, "done", notes, missing=missing), json)  # it is so, whatever the last hook does
         except Exception as error:
             locks.close()
             with suppress(HostError):  # the first error is what is to be mended
@@ -275,13 +282,14 @@ def assert_command(options: Asked, valid_config: bool = False) -> "show.Answer":
         _layouts(options, ()).select(options.selected_config)
         return
     host = _look(options)
-    changes = host.planner(options, dict)(host.gpus)
+    plan, missing = host.asked(options, dict)
+    changes = plan(host.gpus)
     if not options.mode_only:  # as the vendor's: a layout of other models is not what these GPUs are
         named = {change.gpu.uuid for change in changes}
         left = [gpu for gpu in host.gpus if gpu.mode is not None and gpu.uuid not in named]
         changes += [GpuChange(gpu, None, gpu.instances, problem="the layout does not mention it") for gpu in left]
     differs = any(change.changes or change.problem for change in changes)
-    yield from _show(changes, "nothing was changed", failed=differs)
+    yield from _show(changes, "nothing was changed", failed=differs, missing=missing)
 
 
 def export_command(config: str = "", output_format: str = "yaml", config_label: str = "current") -> "show.Answer":
@@ -324,8 +332,11 @@ def restore_command(spared: Sparing, checkpoint_file: str, config: str = "") -> 
     yield from _show(changes, "done", notes)
 
 
-def _show(changes: list[GpuChange], done: str, notes: Sequence[str] = (), failed: bool = False) -> "show.Answer":
-    yield {"gpus": [_to_json(change) for change in changes], "notes": notes}, int(failed)
+def _show(
+    changes: list[GpuChange], done: str, notes: Sequence[str] = (), failed: bool = False, missing: Sequence[str] = ()
+) -> "show.Answer":
+    yield {"gpus": [_to_json(change) for change in changes], "notes": [*missing, *notes]}, int(failed)
+    show.notes(missing)
     for change in changes:
         gpu = change.gpu
         print(f"GPU {gpu.number}  {gpu.model} ({gpu.uuid})")
@@ -343,7 +354,14 @@ def _show(changes: list[GpuChange], done: str, notes: Sequence[str] = (), failed
         "made": sum(len(change.create) for change in changes),
         "impossible": sum(bool(change.problem) for change in changes),
     }
-    print("; ".join([", ".join(f"{word}: {count}" for word, count in parts.items() if count) or "0 GPUs", done]))
+    if changes:
+        print(
+            "; ".join(
+                [", ".join(f"{word}: {count}" for word, count in parts.items() if count) or "nothing to do", done]
+            )
+        )
+    else:
+        print("the layout is about no GPU of this host; nothing was changed")
     show.notes(notes)
 
 

@@ -13,7 +13,7 @@ BRIDGE_CLASS = 0x0604
 
 def _hexadecimal(text: str | None) -> int:
     try:
-        return int((text or "").strip()[:16], 16)
+        return int((text or "").strip()[:18], 16)
     except ValueError:
         return 0
 
@@ -46,6 +46,25 @@ def read_number(path: str) -> tuple[int, int] | None:
     major, _, minor = (read_text(path, 64) or "").strip().partition(":")
     numbers = small_number(major), small_number(minor)
     return numbers if numbers[0] > 0 and numbers[1] >= 0 else None
+
+
+REGION_TYPE, REGION_64_BIT = 0x6, 0x4
+"""Of the flags of a region: what a memory region's base address is (PCI Local Bus Specification, 6.2.5.1)."""
+MAX_REGION = 1 << 52
+
+
+def read_addressable(sys: str, address: str) -> int:
+    """Return the bytes of a function's 64-bit memory regions, up to the next power of two, 0 for none.
+
+    As NVIDIA's drivers for virtual machines count them (go-nvlib, GetTotalAddressableMemory): the first six lines of
+    ``resource`` (sysfs-bus-pci) are start, end and flags of a region.
+    """
+    lines = (read_text(f"{sys}/bus/pci/devices/{address}/resource", 4096) or "").splitlines()[:6]
+    total = 0
+    for start, end, flags in (map(_hexadecimal, words) for words in map(str.split, lines) if len(words) == 3):
+        if flags & REGION_TYPE == REGION_64_BIT and 0 < end - start < MAX_REGION:
+            total += end - start + 1
+    return 1 << (total - 1).bit_length() if total else 0
 
 
 class Function(NamedTuple):

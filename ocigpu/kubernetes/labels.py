@@ -134,7 +134,9 @@ def _finish(
     long = [name for name in labels if len(name) > MAX_VALUE]
     unfit = (f"no label {DOMAIN}{name}: its name is longer than {MAX_VALUE} characters" for name in long)
     valid = {DOMAIN + name: _value(labels[name]) for name in sorted(labels.keys() - long)}
-    return {name: value for name, value in valid.items() if value}, (*notes, *unfit)
+    # without a value, as GPU feature discovery writes it, where MIG devices under one name are not of one size
+    kept = {name: value for name, value in valid.items() if value or name == f"{DOMAIN}gpu.sharing-strategy"}
+    return kept, (*notes, *unfit)
 
 
 def sanitise(text: str) -> str:

@@ -7,6 +7,7 @@ Sources: github.com/NVIDIA/mig-parted, api/spec/v1, api/hooks/v1, api/checkpoint
 profiles are named by NVML's enumerators nvmlGpuInstanceProfile and nvmlComputeInstanceProfile.
 """
 
+import difflib
 import os
 import re
 from collections import Counter
@@ -14,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
 from ocigpu.cdi.yaml_child import RefusedError, build
 from ocigpu.core.errors import HostError, SettingsError, printable, quoted
 from ocigpu.gpus.nvidia.mig import PRE_CONFIG, PRE_MODE
 from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuInstance, GpuLayout, WantedMig, balanced, plan_back
-from ocigpu.kubernetes.options import read_text
+from ocigpu.gpus.nvidia.selection import gpu_ranges
+from ocigpu.kubernetes.options import read_text, shown
 from ocigpu.system.programs import run_program
 
 _ID = r"0x[0-9A-Fa-f]{8}"
@@ -34,15 +36,31 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=lambda name: name.replace("_", "-"))
 
 
+def _devices(value: Any) -> Any:
+    if value == "all":
+        return value
+    if not isinstance(value, list):
+        raise ValueError(f"{shown(value)} is neither all nor a list of numbers of GPUs")
+    for one in value:
+        if type(one) is not int or one < 0:
+            raise ValueError(f"{shown(one)} is not the number of a GPU")
+    return value
+
+
+def _filters(value: Any) -> Any:
+    found = value if isinstance(value, list) else [value]
+    wrong = [one for one in found if not isinstance(one, str) or not _FILTER.fullmatch(one)]
+    if wrong:
+        raise ValueError(f"{shown(wrong[0])} is not the PCI id of a device, such as 0x20B210DE")
+    return found
+
+
 class LayoutEntry(_Model):
     """An entry of a layout: which GPUs, and what they are to be."""
 
-    devices: Literal["all"] | list[Annotated[int, Field(ge=0)]]
+    devices: Annotated[Literal["all"] | list[int], PlainValidator(_devices)]
     mig_enabled: bool
-    device_filter: Annotated[
-        list[Annotated[str, Field(pattern=_FILTER)]],
-        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    ] = []
+    device_filter: Annotated[list[str], BeforeValidator(_filters)] = []
     mig_devices: dict[str, Count] | None = None
 
     def matches(self, gpu: GpuLayout) -> bool:
@@ -94,12 +112,42 @@ def read_model(kind: type[M], text: str, where: str, as_json: bool = False) -> M
     except ValidationError as error:
         first, *others = error.errors(include_url=False)
         path = ".".join(str(part) for part in first["loc"] if part != "[key]")
-        problem = f"{path}: {first['msg']}" if path else first["msg"]
+        problem = f"{path}: {_problem(first)}" if path else _problem(first)
         if first["type"] == "model_type" and not path:
             problem = f"{' and '.join(field.alias or name for name, field in kind.model_fields.items())} are missing"
         raise _wrong(where, f"{problem}{f'; and {len(others)} more' if others else ''}") from error
     except RefusedError as error:
         raise _wrong(where, f"not YAML: {error}") from error
+
+
+_PROBLEMS = {
+    "missing": "is missing",
+    "too_short": "is empty",
+    "string_too_short": "is empty",
+    "string_too_long": "is too long",
+    "bool_type": "{} is neither true nor false",
+    "int_type": "{} is not a whole number",
+    "string_type": "{} is not text",
+    "list_type": "{} is not a list",
+    "dict_type": "{} is not a mapping",
+    "model_type": "{} is not a mapping",
+    "literal_error": "{} is not {expected}",
+    "greater_than_equal": "{} is less than {ge}",
+    "less_than_equal": "{} is more than {le}",
+    "string_pattern_mismatch": "{} is not of a known form",
+}
+"""What is wrong, by pydantic's types of errors; others have their own words."""
+KEYS = ("version", "mig-configs", "devices", "device-filter", "mig-enabled", "mig-devices", "systemd-services")
+
+
+def _problem(details: Any) -> str:
+    context = {name: str(value).replace("'", "") for name, value in (details.get("ctx") or {}).items()}
+    if details["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(details["loc"][-1]), KEYS, 1)
+        return f"unknown key{f': did you mean {near[0]}?' if near else ''}"
+    if details["type"] in _PROBLEMS:
+        return _PROBLEMS[details["type"]].format(shown(details["input"]), **context)
+    return str(details["msg"]).removeprefix("Value error, ")
 
 
 def parse_layout_file(text: str, where: str) -> Layouts:
@@ -165,6 +213,15 @@ def wanted_of(entries: Sequence[LayoutEntry], gpus: Sequence[GpuLayout]) -> Iter
         if any(one != ours[0] for one in ours):
             raise SettingsError("OCIGPU-MIG-1", f"GPU {gpu.number}: entries of the layout contradict each other")
         yield from ((gpu, one) for one in ours[:1])
+
+
+def missing_gpus(entries: Sequence[LayoutEntry], gpus: Sequence[GpuLayout]) -> str:
+    """Return what to say of GPUs that a layout names and the host does not have, "" for none; mig-parted is silent."""
+    named = {number for entry in entries if entry.devices != "all" for number in entry.devices}
+    missing = sorted(number for number in named if isinstance(number, int)) if named else []
+    missing = [number for number in missing if number not in {gpu.number for gpu in gpus}]
+    has = gpu_ranges([gpu.number for gpu in gpus]) if gpus else "no GPUs"
+    return f"the layout names {gpu_ranges(missing)}, and this host has {has}" if missing else ""
 
 
 def to_document(gpus: Sequence[GpuLayout], label: str = "current") -> dict[str, Any]:
@@ -297,7 +354,7 @@ def to_checkpoint(gpus: Sequence[GpuLayout]) -> dict[str, Any]:
 
 SECONDS = 480.0
 """For one hook: what the vendor's unit gives to all of them."""
-_MOMENT = rf"^(apply-start|{PRE_MODE}|{PRE_CONFIG}|apply-exit)$"
+MOMENTS = ("apply-start", PRE_MODE, PRE_CONFIG, "apply-exit")
 Text = Annotated[str, Field(max_length=4096, pattern="^[^\0]*$")]
 
 
@@ -311,10 +368,16 @@ class Hook(BaseModel):
     workdir: Text = ""
 
 
+def _moment(name: str) -> str:
+    if name not in MOMENTS:
+        raise ValueError(f"{shown(name)} is not one of {', '.join(MOMENTS)}")
+    return name
+
+
 class _HooksFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     version: Literal["v1"]
-    hooks: dict[Annotated[str, Field(pattern=_MOMENT)], list[Hook]]
+    hooks: dict[Annotated[str, AfterValidator(_moment)], list[Hook]]
 
 
 class Hooks(NamedTuple):

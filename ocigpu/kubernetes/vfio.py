@@ -6,6 +6,7 @@ and device have the names of the CDI specification that ``ocigpu cdi generate --
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from ocigpu.core.actions import Node
 from ocigpu.core.errors import CdiError
@@ -19,7 +20,8 @@ from ocigpu.system.files import read_regular
 
 BY_MODEL = "model"
 SWITCH_RESOURCE = f"{DOMAIN}{SWITCHES}"
-PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
+PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", str(Path(__file__).with_name("pci-names.txt")))
+"""Lists of PCI ids; the last one is ours, for hosts and images that have none."""
 MAX_PCI_IDS = 16 << 20
 
 

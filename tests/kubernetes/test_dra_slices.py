@@ -1,6 +1,7 @@
 """What a node offers to claims, as ResourceSlices: names and types, limits, generations, comparison."""
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from kubernetes_lab import host
 
 from ocigpu.gpus.nvidia.mig_layout import GpuInstance, GpuLayout, Profile
 from ocigpu.gpus.parts import as_version
-from ocigpu.gpus.pci import Function
+from ocigpu.gpus.pci import Function, read_addressable
 from ocigpu.gpus.vfio.facts import Candidate, VfioFacts
 from ocigpu.kubernetes.dra.devices import (
     DeviceOptions,
@@ -351,6 +352,29 @@ def test_gpus_for_virtual_machines() -> None:
         "resource.kubernetes.io/pcieRoot": {"string": "pci0000:80"},
         "resource.kubernetes.io/numaNode": {"int": 1},
     }
+
+
+def test_machines_are_told_how_much_they_must_address(tmp_path: Path) -> None:
+    """The 64-bit regions of an H100 as its driver lays them out, to the next power of two; others do not count."""
+    path = tmp_path / "bus/pci/devices/0000:81:00.0/resource"
+    path.parent.mkdir(parents=True)
+    none = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n"
+    regions = (
+        "0x00000000a2000000 0x00000000a2ffffff 0x0000000000040200\n"  # 16 MiB of 32 bits
+        "0x000003a000000000 0x000003bfffffffff 0x000000000014220c\n"  # 128 GiB
+        f"{none}0x000003c000000000 0x000003c001ffffff 0x000000000014220c\n{none}"  # 32 MiB
+        "0x0000000000003000 0x000000000000307f 0x0000000000040101\n"  # ports
+        "0x00000000a3000000 0x00000000a307ffff 0x000000000014220c\n"  # the ROM's, and no BAR
+    )
+    path.write_text(regions)
+    assert read_addressable(str(tmp_path), "0000:81:00.0") == 256 << 30
+    assert read_addressable(str(tmp_path), "0000:82:00.0") == 0
+    path.write_text("x y z\n0x0 0xffffffffffffffff 0xc\n")
+    assert read_addressable(str(tmp_path), "0000:81:00.0") == 0
+    facts = VfioFacts((Candidate(Function("0000:81:00.0", 0x10DE, 0x2330, 0x0302, "vfio-pci"), 5),))
+    (device,) = make_devices(DraNode(vfio=facts, addressable={"0000:81:00.0": 256 << 30}))
+    assert device.capacity == {"addressableMemory": "256Gi"}
+    assert check_device(device) == ()
 
 
 def test_a_pool_of_100_nodes_with_8_gpus_each() -> None:

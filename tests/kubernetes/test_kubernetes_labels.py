@@ -38,7 +38,8 @@ def labels(
     **flags: str,
 ) -> dict[str, str]:
     found, _ = make_labels(facts, configured(file, **flags), hardware, around)
-    assert all(re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", value) for value in found.values())
+    assert all(re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?", value) for value in found.values())
+    assert [name for name, value in found.items() if not value] in ([], ["nvidia.com/gpu.sharing-strategy"])
     assert all(len(value) <= 63 for value in found.values())
     return {name.removeprefix("nvidia.com/"): value for name, value in found.items()}
 
@@ -113,12 +114,12 @@ def test_gpus_that_are_cut_are_neither_shared_nor_capable_of_mps(strategy: str) 
     invalid = strategy == "single"
     assert found["gpu.product"] == (f"{MODEL}-MIG-INVALID" if invalid else MODEL)
     assert found["gpu.replicas"] == "0"
-    assert found.get("gpu.sharing-strategy") == (None if invalid else "none")
+    assert found["gpu.sharing-strategy"] == ("" if invalid else "none")
     assert found["mps.capable"] == "false"
     if strategy != "mixed":  # which MPS refuses by itself
         mps = labels(facts, shared({"name": "gpu", "replicas": 4}, strategy="mps"), hardware, mig_strategy=strategy)
         assert mps["mps.capable"] == "false"
-        assert mps.get("gpu.sharing-strategy") == (None if invalid else "none")
+        assert mps["gpu.sharing-strategy"] == ("" if invalid else "none")
 
 
 def test_whole_gpus_beside_cut_ones_are_shared() -> None:

@@ -17,7 +17,7 @@ from ocigpu.kubernetes.config import Configuration
 from ocigpu.kubernetes.exporter.owners import Held, Owner
 from ocigpu.kubernetes.exporter.pods import Listing
 from ocigpu.kubernetes.tenants import machine
-from ocigpu.kubernetes.vfio import make_vfio_inventory, model_class, read_model_names
+from ocigpu.kubernetes.vfio import PCI_IDS, make_vfio_inventory, model_class, read_model_names
 
 API: Tree = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}
 H100, B200, SWITCH = "10de:2330", "10de:2901", "10de:22a3"
@@ -185,5 +185,9 @@ def test_names_of_models_come_from_the_list_of_pci_ids(tmp_path: Path) -> None:
     )
     assert read_model_names((str(tmp_path / "absent"), str(path))) == {0x2330: NAMES[0x2330], 0x2901: "GB100 [B200]"}
     assert read_model_names((str(tmp_path / "absent"),)) == {}
+    ours = read_model_names((str(tmp_path / "absent"), PCI_IDS[-1]))
+    assert ours[0x2330] == NAMES[0x2330], "an image without pci.ids knows the usual ones"
+    assert len(ours) >= 12
+    assert all(model_class(name) for name in ours.values())
     os.mkfifo(tmp_path / "fifo")  # nobody writes into it: who opened it as a file would wait
     assert read_model_names((str(tmp_path / "fifo"), str(path))) == read_model_names((str(path),))

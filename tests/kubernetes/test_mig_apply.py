@@ -177,6 +177,24 @@ def test_a_layout_that_says_nothing_of_a_gpu_is_not_what_it_is(
 
 
 @pytest.mark.root
+def test_gpus_that_the_host_lacks_are_named(work_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    host = make_mig_host(work_directory / "host", 2, "h100")
+    file = work_directory / "config.yaml"
+    entry = "{devices: [2, 3, 4, 7], mig-enabled: true, mig-devices: {1g.10gb: 7}}"
+    file.write_text(f"version: v1\nmig-configs: {{a: [{{devices: [0, 1], mig-enabled: false}}, {entry}]}}")
+    for word in ("plan", "apply", "assert"):
+        status, out, err = mig(host, capfd, word, "-f", str(file))
+        assert (status, "the layout names GPUs 2-4, 7, and this host has GPUs 0-1" in out) == (0, True), out + err
+    many = "version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 2}}]}"
+    file.write_text(many)
+    _, _, err = mig(host, capfd, "apply", "-f", str(file))
+    assert "GPUs 0-1: it does not fit" in err, "of equal GPUs it is said once"
+    file.write_text(f"version: v1\nmig-configs: {{a: [{entry}]}}")
+    status, out, _ = mig(host, capfd, "apply", "-f", str(file))
+    assert (status, out.splitlines()[-1]) == (0, "the layout is about no GPU of this host; nothing was changed")
+
+
+@pytest.mark.root
 def test_changes_of_one_host_wait_for_no_other(work_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one, other = (make_mig_host(work_directory / name, 1, "h100") for name in ("one", "other"))
     with os.fdopen(open_lock("mig.lock", str(one)), "w") as lock:

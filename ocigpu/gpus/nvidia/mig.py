@@ -10,6 +10,7 @@ from ocigpu.core.errors import HostError, printable
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuLayout, parse_layouts, plan_back
 from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask, nvml_place
+from ocigpu.gpus.nvidia.selection import gpu_ranges
 from ocigpu.gpus.usage import parse_usage
 from ocigpu.system.locks import holding
 from ocigpu.system.programs import run_program
@@ -149,9 +150,13 @@ def reset_gpus(facts: HostFacts, gpus: Sequence[GpuLayout]) -> None:
 
 
 def _possible(changes: list[GpuChange]) -> list[GpuChange]:
-    problems = [f"GPU {change.gpu.number}: {change.problem}" for change in changes if change.problem]
+    problems: dict[str, list[int]] = {}
+    for change in changes:
+        if change.problem:
+            problems.setdefault(change.problem, []).append(change.gpu.number)
     if problems:
-        raise HostError("OCIGPU-MIG-2", "; ".join(problems))
+        texts = [f"{gpu_ranges(numbers)}: {problem}" for problem, numbers in problems.items()]  # of equal GPUs one
+        raise HostError("OCIGPU-MIG-2", "; ".join(texts))
     return changes
 
 

@@ -59,11 +59,11 @@ def _select_all(request: Request, facts: HostFacts) -> Selection:
     if failed:
         notes.append(f"left out: {_some([f'{gpu.title} ({printable(gpu.error, 200)})' for gpu in failed])}")
     if empty:
-        notes.append(f"left out: {_ranges(empty)}: MIG is enabled, but there are no MIG devices")
+        notes.append(f"left out: {gpu_ranges(empty)}: MIG is enabled, but there are no MIG devices")
     if gpus or mig_devices:
         return Selection(tuple(gpus), tuple(mig_devices), tuple(notes))
     if displays:
-        notes.append(f"left out: {_ranges(displays)}: for a display only")
+        notes.append(f"left out: {gpu_ranges(displays)}: for a display only")
     if notes:
         raise HostError(
             "OCIGPU-DEV-2", f"{request.source}: no GPU of this host can be given; {'; '.join(notes)}", _hint(failed)
@@ -175,7 +175,7 @@ def _find(token: str, names: "dict[str, Target]", request: Request, facts: HostF
 
 def _available(facts: HostFacts) -> str:
     if facts.gpus:
-        return f"this host has {_ranges([gpu.index for gpu in facts.gpus])}"
+        return f"this host has {gpu_ranges([gpu.index for gpu in facts.gpus])}"
     return "this host has no GPUs" + (f" ({printable(facts.notes[0], 300)})" if facts.notes else "")
 
 
@@ -190,7 +190,7 @@ def _some(items: list[str]) -> str:
     return ", ".join(items[:_SHOWN]) + more
 
 
-def _ranges(indices: list[int]) -> str:
+def gpu_ranges(indices: list[int]) -> str:
     """Return GPU indices as text: "GPUs 0-3, 6"."""
     parts: list[list[int]] = []
     for index in sorted(set(indices)):

@@ -38,7 +38,8 @@ class DraNode(NamedTuple):
 
     ``places``: by PCI address as facts write it; ``models``: names by PCI device id; ``partitions``: attributes of the
     fabric by PCI address.
-    ``problems``: why something could not be read, a sentence each.
+    ``problems``: why something could not be read, a sentence each.  ``addressable``: bytes of 64-bit memory regions by
+    PCI address as sysfs writes it, which a virtual machine must have room for.
     """
 
     facts: HostFacts = HostFacts()
@@ -51,6 +52,7 @@ class DraNode(NamedTuple):
     models: "dict[int, str]" = {}
     partitions: "dict[str, dict[str, int]]" = {}
     problems: tuple[str, ...] = ()
+    addressable: "dict[str, int]" = {}
 
 
 class MigPlace(NamedTuple):
@@ -324,7 +326,15 @@ def _vfio_device(function: Function, node: DraNode) -> DraDevice:
         **{name: {"int": number} for name, number in node.partitions.get(address, {}).items()},
         **_place(address, node.places),
     }
-    return DraDevice(vfio_name(address), "vfio", address, function.address, attributes, {})
+    memory = node.addressable.get(function.address, 0)
+    capacity = {"addressableMemory": _binary(memory)} if memory else {}
+    return DraDevice(vfio_name(address), "vfio", address, function.address, attributes, capacity)
+
+
+def _binary(count: int) -> str:
+    """Return a number of bytes as Kubernetes writes it: 128Gi."""
+    units = ((30, "Gi"), (20, "Mi"), (10, "Ki"))
+    return next((f"{count >> shift}{unit}" for shift, unit in units if not count % (1 << shift)), str(count))
 
 
 # other vendors' GPUs

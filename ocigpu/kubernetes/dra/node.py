@@ -15,6 +15,7 @@ from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.mig import read_layouts
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout
 from ocigpu.gpus.parts import GpuPart
+from ocigpu.gpus.pci import read_addressable
 from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vendors import find_vendors, load_vendor
 from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
@@ -84,7 +85,10 @@ def read_dra_node(
         nothing: PartitionReading = ({}, ())
         partitions, unclear = trying(lambda: read_partitions(fabric, facts, settings), nothing)
         problems.extend(unclear)
-    return DraReading(DraNode(facts, hardware, layouts, vfio, FIRST, (), places, models, partitions, tuple(problems)))
+    vms = [item.function.address for item in vfio.candidates if not item.is_switch]
+    addressable = {address: read_addressable(roots.sys, address) for address in vms}
+    node = DraNode(facts, hardware, layouts, vfio, FIRST, (), places, models, partitions, tuple(problems), addressable)
+    return DraReading(node)
 
 
 def main(descriptor: str) -> None:
