@@ -12,6 +12,9 @@ If the child is gone the stub reads the end of file: before "begin" it starts Py
 worker, whose parent the child was, has undone everything.  The child gets the container's state and the place for
 messages from the stub, by descriptor; when the stub ends too soon, everything is undone.
 
+A child that somebody stops is killed by a timer of its own, but not if it is stopped before it has set that.  Who it is
+the shim writes to DIR/child: the stub kills one that it finds stopped; if no hook comes, the next start does.
+
 Only for root of the machine, in a directory that only root can enter.
 """
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 PREFIX = "early-"
 FILES = ("request", "answer")
+CHILD = "child"
 MAX_AGE = 10.0
 """Seconds for which what was prepared is taken to hold; a hook that comes later has it read again.
 
@@ -102,6 +106,13 @@ def wait_for_hook(task: Task) -> None:
         return
     if child == 0:
         _be_child(task, meeting, parent, begin)
+    try:
+        path = f"{os.path.basename(task.path)}/{CHILD}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=meeting.directory_fd)
+        os.write(fd, f"{child}\n".encode())
+        os.close(fd)
+    except OSError:  # it has ended already; or the disk is full
+        return
 
 
 def _open_meeting(path: str) -> _Meeting | None:
@@ -283,15 +294,34 @@ def _work(task: Task, meeting: _Meeting, stub: "Caller", ready: "Ready | None") 
 
 
 def _remove_old(directory_fd: int) -> None:
-    """Remove the directories of processes that were killed before they could do so."""
+    """Remove the directories of processes that were killed before they could do so; end a child that is stopped."""
     for name in os.listdir(directory_fd):
         pid = name.removeprefix(PREFIX).partition("-")[0]
         if name.startswith(PREFIX) and not os.path.exists(f"/proc/{pid}"):
+            _kill_stopped(directory_fd, name)
             _remove(directory_fd, name)
 
 
+def _kill_stopped(directory_fd: int, name: str) -> None:
+    """Kill the child that waits at a place, if it is stopped: its parent has gone, and nobody will ask it any more."""
+    from ocigpu.system.proc import read_proc
+
+    try:
+        child = int(read_proc(f"{name}/{CHILD}", directory_fd))
+        if child > 1 and _is_stopped(child):
+            os.kill(child, signals.SIGKILL)
+    except (OSError, ValueError):  # it has ended
+        return
+
+
+def _is_stopped(pid: int) -> bool:
+    from ocigpu.system.proc import read_proc, read_stat
+
+    return read_stat(f"/proc/{pid}/stat").state == "T" and "ocigpu" in read_proc(f"/proc/{pid}/cmdline")
+
+
 def _remove(directory_fd: int, name: str) -> None:
-    for file in FILES:
+    for file in (*FILES, CHILD):
         try:
             os.unlink(f"{name}/{file}", dir_fd=directory_fd)
         except OSError:  # not made, or gone already

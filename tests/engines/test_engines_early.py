@@ -5,16 +5,18 @@ import itertools
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support import machine
+from support import machine, requirements
 from support.fixtures import MakeBundle
 from support.process import explain, is_alive, run, wait_for
 from support.product import PROGRAMS, RUNTIME, STUBS, SimulatedHost, listed_uuids, write_stub
@@ -303,9 +305,9 @@ def is_waiting(pid: int) -> bool:
 
 
 def is_reading(pid: int, path: str) -> bool:
-    """Whether a process is in read(2) and has a file open, which it has opened before."""
+    """Whether a process is in read(2) or poll(2) and has a file open, which it has opened before."""
     try:
-        waits = Path(f"/proc/{pid}/syscall").read_text().split()[0] == "0"
+        waits = Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("0", "7")
         return waits and path in [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
     except FileNotFoundError:  # closed just now
         return False
@@ -404,6 +406,88 @@ def test_the_stub_understands_every_end(
     assert bool(out) == bool(output)
     assert errors in err
     assert len(err.splitlines()) == bool(errors)
+
+
+def start_waiting(directory: Path, stops: bool) -> subprocess.Popen[bytes]:
+    """Start a process that has both ends of the FIFOs open and answers nobody, and say who it is."""
+    for name in ("request", "answer"):
+        os.mkfifo(directory / name)
+    script = 'exec 3<>"$0/request" 4<>"$0/answer"; echo ready; exec sleep 1000'
+    child = subprocess.Popen(["sh", "-c", script, directory], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    (directory / "child").write_text(f"{child.pid}\n")
+    if stops:
+        child.send_signal(signal.SIGSTOP)
+        state = Path(f"/proc/{child.pid}/stat")
+        wait_for("it to stop", lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
+    return child
+
+
+def test_the_stub_kills_a_process_that_was_stopped_before_it_had_a_timer(hook: Path, tmp_path: Path) -> None:
+    with start_waiting(tmp_path, stops=True) as child:
+        done = run([hook, "--early", tmp_path, "--version"])
+        assert done.stdout.startswith("ocigpu-hook "), "Python does it"
+        assert child.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("what", ["another's", "no number", "no process"])
+def test_the_stub_kills_nobody_else(hook: Path, tmp_path: Path, what: str) -> None:
+    """Who is stopped and has another parent is none of ours."""
+    with start_waiting(tmp_path, stops=True) as child:
+        if what != "another's":
+            (tmp_path / "child").write_text({"no number": "x", "no process": "999999999"}[what])
+        words = [hook, "--early", tmp_path, "--version"]
+        with subprocess.Popen(["sh", "-c", '"$@"; exit $?', "sh", *words], stdout=subprocess.PIPE) as stub:
+            wait_for("a request", lambda: select.select([request_of(tmp_path)], [], [], 0)[0])
+            assert child.poll() is None
+            child.kill()
+            assert stub.stdout is not None
+            assert stub.stdout.read().startswith(b"ocigpu-hook ")
+
+
+def request_of(directory: Path) -> int:
+    return os.open(directory / "request", os.O_RDONLY | os.O_NONBLOCK)
+
+
+@pytest.mark.parametrize("low_level", ["runc"])
+def test_a_start_whose_early_process_is_stopped_at_once_goes_on(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], low_level: str
+) -> None:
+    """What is stopped by the runtime here has no timer yet, or one of half a minute: nobody waits for either."""
+    bundle = make_bundle(["sh", "-c", "echo started"], ALL)
+    env = simulated_host.environment(runtime_environment, low_level)
+    wrapper, settings, stopped = (bundle.with_name(f"stopping-{what}") for what in ("runtime", "settings", "pid"))
+    script = '#!/bin/sh\nfor file in /run/ocigpu/early-$$-*/child; do\nread -r child <"$file" && kill -STOP "$child"'
+    wrapper.write_text(f'{script} && echo "$child" >{stopped}\ndone\nexec {low_level} "$@"\n')
+    wrapper.chmod(0o755)
+    program = requirements.find_program(low_level)
+    text = Path(env["OCIGPU_CONFIG"]).read_text()
+    settings.write_text(text.replace(f'runtimes = ["{program}"]', f'runtimes = ["{wrapper}"]'))
+    settings.chmod(0o644)
+    name = container_id()
+    begin = time.monotonic()
+    done = run_container([RUNTIME], bundle, name, env={**env, "OCIGPU_CONFIG": str(settings)})
+    assert done.stdout == "started\n", explain(done)
+    assert time.monotonic() - begin < 25
+    wait_for("its end", lambda: not is_alive(int(stopped.read_text())))
+    for place in waiting():  # as of any process that was killed; the next start would do it
+        shutil.rmtree(place)
+
+
+def test_the_next_start_kills_one_whose_hook_never_came(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str]
+) -> None:
+    bundle = make_bundle(["sh", "-c", "echo started"], ALL)
+    place = DIRECTORY / "early-999999999-0123456789abcdef"
+    with subprocess.Popen(["sh", "-c", "sleep 1000 # ocigpu", "ocigpu"]) as child:
+        place.mkdir(mode=0o700)
+        (place / "child").write_text(f"{child.pid}\n")
+        child.send_signal(signal.SIGSTOP)
+        done = run_container([RUNTIME], bundle, container_id(), env=simulated_host.environment(runtime_environment))
+        assert done.stdout == "started\n", explain(done)
+        wait_for("its end", lambda: child.poll() is not None)
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("names", [(), ("request",), ("answer",)], ids=["neither", "no answer", "no request"])
