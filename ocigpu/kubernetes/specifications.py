@@ -70,9 +70,40 @@ def wanted(node: KubernetesNode, configuration: Configuration) -> tuple[Generate
     )
 
 
+VDPAU = "libvdpau_nvidia.so."
+
+
+def vdpau_apart(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the specification with the VDPAU library in ``vdpau``, where libvdpau looks first, as NVIDIA's has it.
+
+    The loader's cache has that directory, too.
+    """
+    edits = json.loads(json.dumps(spec.get("containerEdits", {})))
+    for mount in edits.get("mounts", ()):
+        directory, _, name = mount["containerPath"].rpartition("/")
+        if not name.startswith(VDPAU) or directory.endswith("/vdpau"):
+            continue
+        mount["containerPath"] = f"{directory}/vdpau/{name}"
+        for hook in edits.get("hooks", ()):
+            hook["args"] = _moved(hook.get("args", []), directory)
+    return {**spec, **({"containerEdits": edits} if edits else {})}
+
+
+def _moved(words: list[str], directory: str) -> list[str]:
+    """Return the arguments of a hook with the library's link and its directory for the loader's cache."""
+    found = [word.replace(f"::{directory}/{VDPAU}", f"::{directory}/vdpau/{VDPAU}") for word in words]
+    if "update-ldcache" in found:
+        at = found.index("update-ldcache") + 1
+        while found[at : at + 1] == ["--folder"]:
+            at += 2
+        found[at:at] = ["--folder", f"{directory}/vdpau"]
+    return found
+
+
 def on_the_host(spec: dict[str, Any], options: PluginOptions, settings: Settings) -> dict[str, Any]:
     """Return the specification with the host's paths instead of those in the plugin's own container."""
     inside = options.container_driver_root
+    spec = vdpau_apart(spec)
     if settings.simulation_root or settings.driver_root != inside:
         return spec
     nodes = options.dev_root or options.driver_root

@@ -296,6 +296,28 @@ def test_specifications_that_strategies_need() -> None:
     assert kinds(both, device_list_strategy="envvar,cdi-annotations") == [f"{CDI_VENDOR}/gpu", f"{CDI_VENDOR}/gds"]
 
 
+def test_the_vdpau_library_is_where_libvdpau_looks() -> None:
+    """NVIDIA's specification has it in vdpau/, with a link there and the directory in the loader's cache."""
+    place = "/usr/lib/x86_64-linux-gnu"
+    words = ["create-symlinks", "--link", f"libvdpau_nvidia.so.550::{place}/libvdpau_nvidia.so.1", "--link", "a::/b"]
+    folders = ["update-ldcache", "--folder", place, "--folder", "/usr/lib/i386-linux-gnu", "+", "last"]
+    mounts = [{"hostPath": f"{place}/{name}", "containerPath": f"{place}/{name}"} for name in ("libcuda.so.550",)]
+    mounts.append({"hostPath": "x", "containerPath": f"{place}/libvdpau_nvidia.so.550"})
+    hook = {"hookName": "createContainer", "path": "/h", "args": ["h", *words, "+", *folders]}
+    spec = {"kind": "a/b", "devices": [], "containerEdits": {"hooks": [hook], "mounts": mounts}}
+    before = json.dumps(spec)
+    found = specifications.vdpau_apart(spec)["containerEdits"]
+    assert [each["containerPath"] for each in found["mounts"]] == [
+        f"{place}/libcuda.so.550",
+        f"{place}/vdpau/libvdpau_nvidia.so.550",
+    ]
+    (args,) = (each["args"] for each in found["hooks"])
+    assert f"libvdpau_nvidia.so.550::{place}/vdpau/libvdpau_nvidia.so.1" in args
+    assert args[-4:] == ["--folder", f"{place}/vdpau", "+", "last"]
+    assert json.dumps(spec) == before
+    assert specifications.vdpau_apart({"devices": []}) == {"devices": []}
+
+
 def test_specifications_of_kata_are_those_of_its_resources() -> None:
     devices = (PluginDevice("9", "9", "0000:3b:00.0", "9"), PluginDevice("12", "12", "0000:5e:00.0", "12"))
     node = KubernetesNode("vfio", A100, Inventory((Resource(GPU, devices, "vfio"),)))
