@@ -14,6 +14,7 @@ from ocigpu.system.files import open_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 DEADLINE = 10.0
@@ -72,11 +73,32 @@ def _cannot_read(what: str, cause: str, hint: str | None = None) -> CdiError:
     return CdiError("OCIGPU-CDI-2", f"read {printable(what, 300)}: {printable(cause, 400)}", hint)
 
 
-def _parse_yaml(text: bytes, what: str, notes: "list[str] | None") -> "Any":
+def find_lines(path: str, places: "Iterable[str]") -> "dict[str, int]":
+    """Return the line of each place of a file that was read, such as "devices[3].containerEdits", or of what it is in.
+
+    A place of which nothing can be told is left out.  Never raises for what is in the file.
+    """
+    wanted = {place: [place] for place in places}
+    for names in wanted.values():
+        while cut := max(names[-1].rfind("."), names[-1].rfind("[")) if names[-1] else 0:
+            if cut < 0:
+                break
+            names.append(names[-1][:cut])
+    try:
+        with open_regular(path) as file:
+            text = file.read(MAX_BYTES + 1)
+        found = _parse_yaml(text, path, None, {name for names in wanted.values() for name in names if name})
+    except (OSError, CdiError):
+        return {}
+    lines = {place: next((found[name] for name in names if name in found), 0) for place, names in wanted.items()}
+    return {place: line for place, line in lines.items() if line}
+
+
+def _parse_yaml(text: bytes, what: str, notes: "list[str] | None", places: "set[str] | None" = None) -> "Any":
     def work(pipe: int) -> bytes:
         from ocigpu.cdi.yaml_child import answer_in_child  # only the child pays for it
 
-        return answer_in_child(parent, pipe, text, DEADLINE)
+        return answer_in_child(parent, pipe, text, DEADLINE, places)
 
     parent = os.getpid()
     try:

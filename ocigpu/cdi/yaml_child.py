@@ -15,6 +15,7 @@ from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with, isolate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Container
     from typing import Any
 
 MEMORY = 1 << 30
@@ -60,10 +61,13 @@ class _Frame:
         self.merged: list[dict[str, Any]] | None = None
 
 
-def answer_in_child(parent: int, pipe: int, text: bytes, seconds: float) -> bytes:
+def answer_in_child(
+    parent: int, pipe: int, text: bytes, seconds: float, places: "Container[str] | None" = None
+) -> bytes:
     """Return, as JSON, {"data": ...}, {"error": sentence} or {"missing": why yaml cannot be imported}.
 
-    Beside data: "more" with the line at which something follows the first document, if anything does.
+    The data is that of the document or, where there are ``places``, their lines (:func:`find_lines`).
+    Beside it: "more" with the line at which something follows the first document, if anything does.
 
     Gives up root, ends with ``parent``, and takes at most ``seconds`` of processor time and 1 GiB of memory.
     """
@@ -76,7 +80,7 @@ def answer_in_child(parent: int, pipe: int, text: bytes, seconds: float) -> byte
     try:
         drop_rights(OVERFLOW_ID, OVERFLOW_ID)
         end_with(parent)
-        return _dump(_answer(yaml, text))
+        return _dump(_answer(yaml, text) if places is None else {"data": find_lines(yaml, text, places)})
     except MemoryError:
         return b'{"error":"it needs too much memory"}'
 
@@ -146,6 +150,37 @@ def _build(yaml: "Any", text: bytes, may_be_empty: bool, more: list[int] | None)
     if not (builder.documents or may_be_empty):
         raise RefusedError(None, "no data")
     return builder.result
+
+
+def find_lines(yaml: "Any", text: bytes, places: "Container[str]") -> dict[str, int]:
+    """Return the lines of places such as "devices[3].containerEdits" in the first document."""
+    parser = (yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)(text)
+    lines: dict[str, int] = {}
+    try:
+        _find_lines(yaml.events, parser, places, lines)
+    except yaml.YAMLError:  # what was found before it counts
+        return lines
+    return lines
+
+
+def _find_lines(events: "Any", parser: "Any", places: "Container[str]", lines: dict[str, int]) -> None:
+    stack: list[list[Any]] = []  # of [place, None for a list, else the key that waits or "", elements so far]
+    while (event := parser.get_event()) is not None and not isinstance(event, events.DocumentEndEvent):
+        if isinstance(event, events.CollectionEndEvent):
+            stack.pop()
+        elif isinstance(event, events.NodeEvent):
+            top: list[Any] = stack[-1] if stack else ["", "?", 0]
+            if top[1] == "":
+                top[1] = str(getattr(event, "value", "?")) or "?"
+                continue
+            place = ""
+            if stack:
+                place = f"{top[0]}[{top[2]}]" if top[1] is None else f"{top[0]}.{top[1]}".strip(".")
+            top[1:] = [top[1] and "", top[2] + 1]
+            if place in places:
+                lines.setdefault(place, event.start_mark.line + 1)
+            if isinstance(event, events.CollectionStartEvent):
+                stack.append([place, None if isinstance(event, events.SequenceStartEvent) else "", 0])
 
 
 def _next_line(yaml: "Any", parser: "Any") -> list[int]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ocigpu.cdi.check import check_spec
-from ocigpu.cdi.document import read_document
+from ocigpu.cdi.check import Problem, check_spec
+from ocigpu.cdi.document import find_lines, read_document
 from ocigpu.core.errors import CdiError, printable
 from ocigpu.doctor.files import RootFiles
 from ocigpu.gpus.fingerprint import ANNOTATION
@@ -90,7 +90,17 @@ def _read(files: RootFiles, path: str, directory: int) -> SpecFile:
         return SpecFile(path, directory, {}, problem)
     checked = check_spec(data)
     if checked.errors:
-        wrong = tuple(_LACKS.get(one.rule, one.text).format(where=one.where) for one in checked.errors[:MAX_WRONG])
+        wrong = _describe_wrong(found, checked.errors[:MAX_WRONG])
         claimed = str(data.get("kind", "")) if isinstance(data, dict) else ""
         return SpecFile(path, directory, {}, checked.errors[0].text, wrong, claimed)
     return SpecFile(path, directory, checked.spec)
+
+
+def _describe_wrong(path: str, errors: tuple[Problem, ...]) -> tuple[str, ...]:
+    """Return what is to be corrected in a file, with the line where that can be told."""
+    lines = find_lines(path, [error.where for error in errors])
+    texts = []
+    for error in errors:
+        text = _LACKS.get(error.rule, "").format(where=error.where) or error.text
+        texts.append(f"line {lines[error.where]}: {text}" if error.where in lines else text)
+    return tuple(texts)

@@ -21,7 +21,7 @@ from support import machine
 import ocigpu
 from ocigpu.cdi import document, yaml_child
 from ocigpu.cdi.check import check_spec
-from ocigpu.cdi.document import parse_document, read_document
+from ocigpu.cdi.document import find_lines, parse_document, read_document
 from ocigpu.cdi.values import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from ocigpu.cdi.write import dump_yaml
 from ocigpu.core.errors import CdiError
@@ -197,6 +197,53 @@ def test_one_document_is_no_remark(text: bytes) -> None:
     assert not notes
 
 
+LINES = b"""\
+cdiVersion: 0.6.0
+devices:
+- name: a
+- name: &x b
+  containerEdits: &edits
+    mounts: [{hostPath: /a},
+      {hostPath: /b}]
+- {name: c, containerEdits: *edits}
+? [odd]
+: 1
+kind: x
+---
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("cdiVersion", 1),
+        ("devices", 3),
+        ("devices[0]", 3),
+        ("devices[0].containerEdits", 3),
+        ("devices[1].name", 4),
+        ("devices[1].containerEdits.mounts[1].hostPath", 7),
+        ("devices[2].containerEdits", 8),
+        ("devices[2].containerEdits.mounts[0]", 8),
+        ("devices[9]", 3),
+        ("annotations", 0),
+        ("", 0),
+    ],
+)
+def test_the_line_of_a_place_is_found_or_that_of_what_it_is_in(tmp_path: Path, place: str, line: int) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(LINES.replace(b"? [odd]\n: 1\n", b""))
+    assert find_lines(str(path), [place]) == ({place: line} if line else {})
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"", b"? [odd]\n: 1\n", b"a: &x [*x]", b"x" * 100, b"\0"])
+def test_lines_of_what_cannot_be_read_are_none(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(text)
+    assert find_lines(str(path), ["devices[0]", "b.c"]) == {}
+    assert find_lines(str(tmp_path / "none"), ["devices"]) == {}
+
+
 # Bad documents
 
 Text = bytes | Callable[[], bytes]
@@ -293,7 +340,7 @@ def test_a_hundred_thousand_devices_are_too_many() -> None:
 MEASURE = """\
 import resource, sys
 sys.path[:0] = sys.argv[2:]
-from ocigpu.cdi.document import parse_document
+from ocigpu.cdi.document import find_lines, parse_document
 from ocigpu.core.errors import CdiError
 with open(sys.argv[1], "rb") as file:
     text = file.read()
@@ -475,7 +522,7 @@ import os, sys
 sys.path[:0] = sys.argv[1:]
 for descriptor in (0, 1, 2):
     os.close(descriptor)
-from ocigpu.cdi.document import parse_document
+from ocigpu.cdi.document import find_lines, parse_document
 sys.exit(0 if parse_document(b"a: 1", "x") == {"a": 1} else 1)
 """
     assert bare_python(script).returncode == 0

@@ -164,7 +164,7 @@ def test_a_check_that_meets_nonsense_does_not_end_the_others(broken: Broken, run
     ("name", "text", "fix"),
     [
         ("acme.yaml", "cdiVersion: 0.6.0\nkind: acme.example/test\ndevices: [{name: one}]\n",
-         "# correct {path}: devices[0].containerEdits is missing or empty: it has deviceNodes, mounts, env or hooks"),
+         "# correct {path}: line 3: devices[0].containerEdits is missing or empty: it has deviceNodes,"),
         ("acme.yaml", "cdiVersion: 0.6.0\nkind: acme.example/test\n",
          "# correct {path}: devices is missing or empty: a list of objects with name and containerEdits"),
         ("my-nvidia.yaml", "a: [\n", "# correct {path}: line 2 column 1: "),
