@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.engine_roots import CONTAINERD, PATHS, RUNTIME, V2, configure, make_host, put, read, remove, snapshot
 
+from ocigpu.cli.main import main
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import configure as module
 from ocigpu.engines.status import read_engine_status
@@ -562,6 +563,17 @@ def test_no_template_of_the_users_is_switched_off(
         assert list(tomllib.loads(text.partition("configure\n")[2])["plugins"]) == [plugins[edited[name]]]
     remove(host, "containerd", config=f"{RKE2}/config.toml")
     assert snapshot(host) == before
+
+
+def test_a_template_that_waits_for_the_next_start_is_told(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(host, f"{RKE2}/config.toml", "version = 2\n")
+    assert main(["engine", "status", "rke2", "--root", str(host)]) == 0
+    assert "not configured" in capsys.readouterr().out
+    configure(host, "containerd", config=f"{RKE2}/config.toml")
+    (status,) = [status for status in read_engine_status(str(host)) if status.flavour == "rke2"]
+    assert (status.configured, status.waiting) == (False, f"{RKE2}/config.toml.tmpl")
+    assert main(["engine", "status", "rke2", "--root", str(host)]) == 0
+    assert "at its next start" in capsys.readouterr().out
 
 
 def test_the_block_follows_a_template_to_another_version(host: Path) -> None:

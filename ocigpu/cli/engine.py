@@ -116,7 +116,8 @@ def status_command(engine: str = "", root: str = "/") -> "show.Answer":
         title = f"{status.engine} ({status.flavour})" if status.flavour else status.engine
         installed = "running" if status.running else "yes" if status.installed else "no"
         default, files = status.default_runtime or "engine's own", ", ".join(status.files) or "none"
-        rows.append((title, installed, ours or "not configured", default, status.cdi, files))
+        none = "at its next start" if status.waiting else "not configured"
+        rows.append((title, installed, ours or none, default, status.cdi, files))
     show.table(("engine", "installed", "ocigpu", "default runtime", "cdi", "files"), rows)
     for status in statuses:
         show.notes(f"{status.engine}: {problem}" for problem in status.problems)
