@@ -52,6 +52,9 @@ class Settings(NamedTuple):
     hook_log: str = ""
     features_ignore_imex_channel_requests: bool = False
     features_no_additional_gids_for_device_nodes: bool = False
+    features_no_application_profile: bool = False
+    features_no_procfs_view: bool = False
+    features_no_loader_cache: bool = False
     cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_default_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
@@ -119,6 +122,19 @@ KEYS = (
         "features.no-additional-gids-for-device-nodes",
         "bool",
         "leave users of containers out of the groups that device nodes are open to",
+    ),
+    Key(
+        "features.no-application-profile", "bool", "leave out what tells EGL which GPUs a container has, in every mode"
+    ),
+    Key(
+        "features.no-procfs-view",
+        "bool",
+        "leave a container its /proc/driver/nvidia as it is, with all GPUs, in every mode",
+    ),
+    Key(
+        "features.no-loader-cache",
+        "bool",
+        "leave a container's loader cache and configuration as they are, in every mode",
     ),
     Key("cdi.spec-dirs", "paths", "directories of CDI specifications, a later one wins"),
     Key("cdi.default-kind", "string", "CDI kind of devices that are named without one, vendor/class"),

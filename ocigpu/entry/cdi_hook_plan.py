@@ -23,7 +23,7 @@ from ocigpu.cdi.hook_words import (
 )
 from ocigpu.core.actions import Link, Mode, Plan, RefreshLdCache, TextFile
 from ocigpu.core.record import NamedTuple
-from ocigpu.gpus.nvidia.views import application_profile, proc_view, proc_view_by_masks
+from ocigpu.gpus.nvidia.views import application_profile, proc_view, proc_view_by_masks, simulated_proc
 from ocigpu.provision.compat import suits_driver
 from ocigpu.provision.loader import COMPAT_CONF, CONF_DIRECTORY, LD_SO_CONF, OWN_CONF, LoaderFacts
 from ocigpu.provision.sonames import SonameLinks
@@ -86,9 +86,13 @@ def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Setti
     actions: "list[Action]" = []
     views = [command for command in commands if isinstance(command, DisableDeviceNodeModification)][-1:]
     for view in views:
-        actions += _plan_proc_view(view, facts, notes, masks)
+        if not settings.features_no_procfs_view:
+            actions += _plan_proc_view(view, facts, notes, masks)
+        elif view.simulated and facts.driver_proc.directory:
+            actions.append(simulated_proc(facts.driver_proc.directory))
     minors = sorted(gpu_minors(facts))
-    if minors and any(isinstance(command, UpdateApplicationProfile) for command in commands):
+    profile = minors and not settings.features_no_application_profile
+    if profile and any(isinstance(command, UpdateApplicationProfile) for command in commands):
         actions.append(application_profile(minors))
     actions += [Link(path, target, "the loader looks for the SONAME") for target, path in facts.sonames.links]
     notes += [f"no link {soname} is made in {folder}: it is a mount" for folder, soname in facts.sonames.left[:1]]
@@ -99,7 +103,8 @@ def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Setti
             actions += [Mode(path, command.mode, "mode of the CDI specification") for path in command.paths]
     compat = [command for command in commands if isinstance(command, EnableCudaCompat)]
     caches = [command for command in commands if isinstance(command, UpdateLdCache)]
-    actions += _plan_loader(compat, caches, facts, settings, notes)
+    if not settings.features_no_loader_cache:
+        actions += _plan_loader(compat, caches, facts, settings, notes)
     simulated = any(view.simulated for view in views)
     unique = tuple(dict.fromkeys(actions))
     return Plan(unique, notes=tuple(notes), simulated=simulated, mode="cdi")

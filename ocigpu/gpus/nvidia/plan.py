@@ -32,7 +32,7 @@ from ocigpu.core.facts import (
 from ocigpu.core.gate import PARTS
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.selection import select_devices
-from ocigpu.gpus.nvidia.views import PROC_DRIVER, application_profile, proc_view, proc_view_by_masks
+from ocigpu.gpus.nvidia.views import PROC_DRIVER, application_profile, proc_view, proc_view_by_masks, simulated_proc
 from ocigpu.gpus.request import Request, Selection
 from ocigpu.gpus.tree import sysfs_address
 
@@ -91,7 +91,10 @@ def plan_selection(
     libraries = _libraries(facts, request)
     plan = _Draft(selection)
     nodes = _collect_nodes(facts, request, selection, gpus, notes)
-    (_add_masks if mode == "spec" else _add_proc)(plan, facts, request, gpus, notes)
+    if not settings.features_no_procfs_view:
+        (_add_masks if mode == "spec" else _add_proc)(plan, facts, request, gpus, notes)
+    elif facts.simulated and facts.proc_driver:
+        plan.add([simulated_proc(facts.proc_driver)])
     _add_nodes(plan, nodes)
     if not settings.features_no_additional_gids_for_device_nodes:
         plan.add(join_groups([node for node, _, _ in nodes]))
@@ -104,9 +107,10 @@ def plan_selection(
         ]
     )
     _add_drm_links(plan, request, gpus)
-    if _graphics(request) and gpus:
+    if _graphics(request) and gpus and not settings.features_no_application_profile:
         plan.add([application_profile([gpu.minor for gpu in gpus])])
-    plan.add(_ldcache_actions(libraries, request, settings, image, plan.actions if mode == "hook" else ()))
+    if not settings.features_no_loader_cache:
+        plan.add(_ldcache_actions(libraries, request, settings, image, plan.actions if mode == "hook" else ()))
     return Plan(
         tuple(plan.actions),
         gpus=tuple(gpu.uuid for gpu in selection.gpus),

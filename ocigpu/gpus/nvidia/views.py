@@ -30,7 +30,7 @@ def proc_view(
     ``proc_driver``: the host's, whose ``proc_files`` are shown to everybody.  ``directories`` and ``files``: the rest
     of it that the container may see, pairs of (path below it, reason).
     """
-    actions: list[Bind | Tmpfs] = [_simulated_proc(proc_driver)] if simulated else []
+    actions: list[Bind | Tmpfs] = [simulated_proc(proc_driver)] if simulated else []
     texts = [
         (item.name, item.mode, _rewritten_params(item.content) if item.name == "params" else item.content)
         for item in proc_files
@@ -54,12 +54,13 @@ def proc_view_by_masks(proc_driver: str, simulated: bool, hidden: "Iterable[tupl
     ``hidden``: pairs of (path below it, reason).  The runtimes refuse mounts below /proc in a config.json, but hide
     and protect paths there.  Read-only, because the driver takes orders from root there (suspend).
     """
-    actions: list[Action] = [_simulated_proc(proc_driver)] if simulated else []
+    actions: list[Action] = [simulated_proc(proc_driver)] if simulated else []
     actions.append(ReadOnly(PROC_DRIVER, "what the driver lets root write there is not for containers"))
     return actions + [Mask(f"{PROC_DRIVER}/{name}", reason) for name, reason in hidden]
 
 
-def _simulated_proc(proc_driver: str) -> Bind:
+def simulated_proc(proc_driver: str) -> Bind:
+    """Return what stands in for the procfs tree on a simulated host."""
     reason = "simulated host: stands in for the procfs tree that the kernel module makes"
     return Bind(proc_driver.rpartition("/")[0], "/proc/driver", PROC_OPTIONS, reason, "directory")
 
