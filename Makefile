@@ -52,6 +52,9 @@ cluster-test: ## judge manifests, policies, roles and drivers by a real Kubernet
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest tests/kubernetes/test_real_cluster.py tests/kubernetes/test_node_installer.py $(PYTEST_OPTIONS)
 
+test-grounds: ## boot Debian 13 and unstable beside this system, install the package there, try every engine (GROUND=trixie)
+	@tests/grounds/run.sh $(if $(GROUND),$(GROUND),trixie sid)
+
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
@@ -87,4 +90,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test gpu-test install deb rpm image uninstall docs protocols format clean
+.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test test-grounds gpu-test install deb rpm image uninstall docs protocols format clean
