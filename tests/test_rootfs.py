@@ -17,11 +17,11 @@ import pytest
 
 from ocigpu.bundle import rootfs
 from ocigpu.bundle.record import MAX_LEFT
-from ocigpu.bundle.rootfs import MAX_LD_CACHE, NeedsHookError, RootDirectory, resolve_in_root
+from ocigpu.bundle.rootfs import MAX_LD_CACHE, NeedsHookError, RootDirectory, find_covers, resolve_in_root
 from ocigpu.gpus.ldcache import HEADER, NEW_MAGIC
 from ocigpu.gpus.loader_cache import ENTRY, FLAGS
 from ocigpu.system import paths
-from ocigpu.system.paths import make_directories
+from ocigpu.system.paths import make_directories, opened
 
 LIBRARY_DIR = "/usr/lib64"
 LINKS = [
@@ -679,6 +679,63 @@ def test_where_a_path_leads(root: Path, path: str, leads_to: str) -> None:
         assert (resolve_in_root(fd, path) or "/") == leads_to
     finally:
         os.close(fd)
+
+
+BIND: dict[str, Any] = {"type": "bind", "source": "/nowhere"}
+COVERS: dict[str, dict[str, Any]] = {
+    "/vol": BIND,
+    "/vol/nested": BIND,
+    "/tmp": {"type": "tmpfs"},
+    "/run": {"type": "tmpfs", "options": ["tmpcopyup"]},
+    "/proc": {"type": "proc"},
+    "/usr/lib": BIND,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "leads_to"),
+    [
+        ("/vol/in", "/vol/in"),  # the image's is a link
+        ("/to-vol/x", "/vol/in/x"),
+        ("/to-vol/../../etc", "/vol/in/../../etc"),
+        ("/vol/nested/x", "/vol/nested/x"),
+        ("/to-tmp/x", "/tmp/in/x"),  # nothing is there
+        ("/to-tmp/../../vol/y", "/vol/y"),
+        ("/to-run/x", "/etc/x"),  # as the image has it
+        ("/to-proc/vol", "/proc/self/root/vol"),
+        ("/lib/x", "/usr/lib/x"),
+    ],
+)
+def test_where_a_path_leads_through_what_is_mounted(root: Path, path: str, leads_to: str) -> None:
+    for name in ("vol", "tmp", "run", "proc"):
+        (root / name).mkdir(exist_ok=True)
+    for name, target in (
+        ("vol/in", "/etc"), ("tmp/in", "/etc"), ("run/in", "/etc"), ("proc/self", "/etc"), ("lib", "usr/lib"),
+        ("to-vol", "vol/in"), ("to-tmp", "/tmp/in"), ("to-run", "/run/in"), ("to-proc", "/proc/self/root"),
+    ):  # fmt: skip
+        (root / name).symlink_to(target)
+    with opened(open_root(root)) as fd:
+        assert resolve_in_root(fd, path, COVERS) == leads_to
+
+
+def test_volumes_whose_place_is_not_sure(root: Path, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    (volume / "there").mkdir(parents=True)
+    (volume / "link").symlink_to("/usr/lib")
+    (root / "vol").mkdir()
+    (root / "by-proc").symlink_to("/proc/self/root/etc")
+    outer = {"destination": "/vol", "type": "bind", "source": str(volume)}
+    proc = {"destination": "/proc", "type": "proc"}
+    with opened(open_root(root)) as fd:
+
+        def unsure(*destinations: str) -> str:
+            return find_covers(fd, [outer, proc, *({**BIND, "destination": one} for one in destinations)])[1]
+
+        assert unsure() == unsure("/vol/there", "/vol/missing/x", "/data", "/proc/meminfo") == ""
+        assert unsure("/vol/there", "/vol/link") == "/vol/link"
+        assert unsure("/vol/link/x") == "/vol/link/x"
+        assert unsure("/by-proc") == "/by-proc"
+        assert unsure("/") == "/"
 
 
 def test_a_path_that_is_too_long_is_not_looked_for(root: Path) -> None:

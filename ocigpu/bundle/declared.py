@@ -133,6 +133,8 @@ def _why_covered(declared: Declared, config: "dict[str, Any]", resolve: "Callabl
             if parent not in parents:
                 parents[parent] = resolve(parent)
             place = f"{parents[parent]}/{name}"
+            if place.startswith("/proc/") and not path.startswith("/proc/"):  # whose links lead anywhere
+                return f"{path} is in or below what is mounted on /proc"
             for volume in volumes:
                 if volume in ("/", place) or place.startswith(f"{volume}/"):
                     return f"{path} is in or below what is mounted on {volume}"

@@ -12,7 +12,7 @@ from binascii import crc32
 from ocigpu.bundle.declared import Declared, edit_declared, why_hook
 from ocigpu.bundle.document import write_config
 from ocigpu.bundle.edit import remove_gpu_hooks, take_back_rules
-from ocigpu.bundle.rootfs import NeedsHookError, RootDirectory, resolve_in_root
+from ocigpu.bundle.rootfs import NeedsHookError, RootDirectory, find_covers, resolve_in_root
 from ocigpu.core import rawjson
 from ocigpu.core.config_json import Document, get_list, get_object, has_user_namespace, map_inside, rootfs_path
 from ocigpu.gpus.cached import find_answer
@@ -147,8 +147,15 @@ def why_not_declared(
     """
     of_users = has_user_namespace(config)
 
+    own = {mount["destination"] for mount in declared.mounts}
+    mounts = [mount for mount in get_list(config, "mounts") if isinstance(mount, dict)]
+    mounts = [one for one in mounts if isinstance(one.get("destination"), str) and one["destination"] not in own]
+    covers, unsure = find_covers(root_fd, mounts) if root_fd >= 0 else ({}, "")
+    if unsure:
+        return f"what is mounted on {unsure} may be anywhere"
+
     def resolve(path: str) -> str:
-        return resolve_in_root(root_fd, path) if root_fd >= 0 else path
+        return resolve_in_root(root_fd, path, covers) if root_fd >= 0 else path
 
     reason = why_hook(declared, config, resolve, declare_rules, not owns_policy or of_users)
     reason = reason or _why_exchangeable(declared) or _why_linked(root_fd, config, declared)

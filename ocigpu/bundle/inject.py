@@ -15,7 +15,7 @@ from ocigpu.core.config_json import (
     rootfs_path,
 )
 from ocigpu.core.errors import MAKE_NODES, CdiError, SpecError, quoted
-from ocigpu.system.files import is_open_to_all
+from ocigpu.system.files import is_open_to_all, why_replaceable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -250,8 +250,8 @@ def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "t
     What is there already is only mounted on.  Raises CdiError OCIGPU-MNT-4 for nodes, and for mounts that are not
     optional.
     """
-    from ocigpu.bundle.rootfs import resolve_in_root
-    from ocigpu.system.paths import opened, use_walk
+    from ocigpu.bundle.rootfs import find_cover, find_covers, leads_elsewhere, resolve_in_root
+    from ocigpu.system.paths import opened
 
     own = {mount["destination"] for mount in edit.mounts}
     mounts = [mount for mount in get_list(config, "mounts") if isinstance(mount, dict)]
@@ -266,27 +266,28 @@ def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "t
         root_fd = os.open(rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (OSError, SpecError):  # the runtime says so
         return edit, []
-    use_walk(True)
-    try:
-        with opened(root_fd):
-            covers = [(resolve_in_root(root_fd, clean_path(mount["destination"])), mount) for mount in volumes]
-            places = {path: resolve_in_root(root_fd, clean_path(path)) for path in (*own, *edit.nodes)}
-    finally:
-        use_walk(False)
+    with opened(root_fd):
+        covers, unsure = find_covers(root_fd, volumes)
+        places = {path: resolve_in_root(root_fd, clean_path(path), covers) for path in (*own, *edit.nodes)}
+    if unsure and places:
+        message = f"{quoted(unsure)} is below a volume, where a link may lead it to any place"
+        raise CdiError("OCIGPU-MNT-4", message, "Mount the volume somewhere else.")
     left: dict[str, str] = {}
     for path, place in places.items():
-        over = [at for at, (top, _) in enumerate(covers) if f"{place}/".startswith(f"{top.rstrip('/')}/")]
-        if not over:
+        top = find_cover(covers, place)
+        if not top:
             continue
-        top, mount = covers[max(over, key=lambda at: (len(covers[at][0]), at))]
-        if mount.get("type") in _NO_VOLUMES or (path in edit.nodes and top == "/dev"):  # runtimes make none there
+        mount, elsewhere = covers[top], leads_elsewhere(covers, path, place)
+        # runtimes make no node in a volume that is the whole /dev
+        if not elsewhere and (mount.get("type") in _NO_VOLUMES or (path in edit.nodes and top == "/dev")):
             continue
         rest = place.removeprefix(top).strip("/")
-        if not _is_there(mount.get("source"), rest):
-            why = f"{quoted(path)} is in {quoted(mount['destination'])}, a volume: the runtime would make"
+        if elsewhere or not _is_there(mount.get("source"), rest):
+            why = f"{quoted(path)} is in {quoted(mount['destination'])}, a volume: the runtime would make "
+            why += f"{quoted(rest)} where a link in it leads" if elsewhere else f"{quoted(rest)} in it"
             if path in edit.nodes or "nvidia" not in path or not path.startswith(_OPTIONAL):
-                raise CdiError("OCIGPU-MNT-4", f"{why} {quoted(rest)} in it")
-            left[path] = f"{path} was left out: {why} {quoted(rest)} in it"
+                raise CdiError("OCIGPU-MNT-4", why)
+            left[path] = f"{path} was left out: {why}"
     mounts = [mount for mount in edit.mounts if mount["destination"] not in left]
     return edit._replace(mounts=mounts), [*left.values()]
 
@@ -301,13 +302,16 @@ def _is_file(mount: "dict[str, Any]") -> bool:
 
 
 def _is_there(source: "Any", rest: str) -> bool:
-    """Tell whether a volume has this path, without any link in it: those lead elsewhere in a container."""
+    """Tell whether a volume has this path, without any link in it: those lead elsewhere in a container.
+
+    Where others than root can exchange a part of it, it may have another, or a link, when the runtime comes there.
+    """
     if not isinstance(source, str) or not source.startswith("/"):
         return False
     names = rest.split("/") if rest else []
     paths = ["/".join((source, *names[:end])) for end in range(1, len(names) + 1)]
     try:
-        return all(not stat.S_ISLNK(os.lstat(path).st_mode) for path in paths)
+        return all(not stat.S_ISLNK(os.lstat(path).st_mode) and not why_replaceable(path) for path in paths)
     except (OSError, ValueError):
         return False
 

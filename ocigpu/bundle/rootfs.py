@@ -13,15 +13,19 @@ import time
 
 from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.record import Record
+from ocigpu.core.config_json import clean_path, get_list
 from ocigpu.gpus.loader_cache import merge_ld_cache
 from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file, replace_link
 from ocigpu.system.log import step
-from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root, open_parent, opened
+from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root, open_parent
 from ocigpu.system.proc import read_mnt_id_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    Covers = dict[str, dict[str, Any]]
 
 _YOUNG_NS = 120_000_000_000
 """A link or file that is younger may be of a start that has yet to fail, and to take it away again."""
@@ -277,36 +281,103 @@ def _read_file(path_fd: int) -> bytes:
         return file.read(MAX_LD_CACHE + 1)
 
 
-def resolve_in_root(root_fd: int, path: str) -> str:
+def resolve_in_root(root_fd: int, path: str, covers: "Covers | None" = None) -> str:
     """Return where a path leads in the root directory, links followed as runtimes do: they make what is missing there.
 
-    The text is for comparisons only: nothing is opened by it.
+    ``covers``: of :func:`find_covers`.  From one of these on the rest stays as it is, for what is mounted there decides
+    where that leads, and not what the image has below it.  The text is for comparisons only: nothing is opened by it.
     """
-    rest, links = "", 0
-    while path not in ("", "/") and len(path) <= MAX_PATH:  # nothing can be mounted on a longer one
-        try:
-            fd = open_in_root(root_fd, path, os.O_PATH)
-        except OSError:  # missing, or a link that leads nowhere yet
-            target = _dangling(root_fd, path) if links < MAX_LINKS else ""
-            if target:
-                path, links = target, links + 1
-                continue
-            path, _, name = path.rpartition("/")
-            rest = f"/{name}{rest}"
-            continue
-        try:
-            top, found = (os.readlink(f"/proc/self/fd/{number}") for number in (root_fd, fd))
-        finally:
-            os.close(fd)
-        return found.removeprefix(top.rstrip("/")) + rest
-    return path.rstrip("/") + rest or "/"
-
-
-def _dangling(root_fd: int, path: str) -> str:
-    """Return where a link leads, by its text; "" for what is no link."""
+    if len(path) > MAX_PATH:  # nothing can be mounted on a longer one
+        return path
+    place: list[str] = []
+    below: list[int] = []  # descriptors of the first of these directories
+    todo, links = path.split("/")[::-1], 0
     try:
-        with opened(open_in_root(root_fd, path, os.O_PATH | os.O_NOFOLLOW)) as fd:
-            target = os.readlink("", dir_fd=fd)
-    except OSError:
-        return ""
-    return os.path.normpath(os.path.join(resolve_in_root(root_fd, os.path.dirname(path)), target)).replace("//", "/")
+        while todo:
+            name = todo.pop()
+            if name == "..":
+                if len(below) == len(place) and below:
+                    os.close(below.pop())
+                del place[-1:]
+                continue
+            if name in ("", "."):
+                continue
+            here = (below[-1] if below else root_fd) if len(below) == len(place) else -1
+            place.append(name)
+            cover = covers.get("/" + "/".join(place)) if covers else None
+            if cover is not None and not _is_tmpfs(cover):
+                return "/" + "/".join((*place, *todo[::-1]))
+            if here < 0 or (cover is not None and "tmpcopyup" not in get_list(cover, "options")):
+                continue  # missing, or empty
+            try:
+                fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            except (OSError, ValueError):  # missing, or no name
+                continue
+            below.append(fd)
+            if stat.S_ISLNK(os.fstat(fd).st_mode) and links < MAX_LINKS:
+                target, links = os.readlink("", dir_fd=fd), links + 1
+                os.close(below.pop())
+                place.pop()
+                if target.startswith("/"):
+                    while below:
+                        os.close(below.pop())
+                    place.clear()
+                todo += target.split("/")[::-1]
+    finally:
+        for fd in below:
+            os.close(fd)
+    return "/" + "/".join(place)
+
+
+def find_covers(root_fd: int, mounts: "Iterable[dict[str, Any]]") -> "tuple[Covers, str]":
+    """Return which entries of mounts go where in the root directory, and the first whose place is not sure, or "".
+
+    ``mounts``: entries with a destination, in their order.  A link in one volume decides where another goes that is
+    mounted below it: its owner can make such links.
+    """
+    covers: "Covers" = {}
+    unsure = ""
+    for mount in mounts:
+        destination = clean_path(mount["destination"])
+        place = resolve_in_root(root_fd, destination, covers)
+        if place == "/" or leads_elsewhere(covers, destination, place):
+            unsure = unsure or destination
+        covers[place] = mount
+    return covers, unsure
+
+
+def find_cover(covers: "Covers", place: str) -> str:
+    """Return the place of what is mounted on a place, or on the nearest directory above it; "" where nothing is."""
+    while place not in covers and place not in ("", "/"):
+        place = place.rpartition("/")[0] or "/"
+    return place if place in covers else ""
+
+
+def leads_elsewhere(covers: "Covers", path: str, place: str) -> bool:
+    """Tell whether a path may lead out of the mount that its place is below: by a link there, or by procfs."""
+    top = find_cover(covers, place)
+    if top in ("", "/", place):
+        return False
+    mount, direct = covers[top], path.startswith(f"{top}/")
+    names = place.removeprefix(top).strip("/").split("/")
+    if _is_tmpfs(mount):
+        return False
+    source = mount.get("source")
+    if not _is_bound(mount) or not isinstance(source, str) or not source.startswith("/"):
+        return not direct or ".." in names
+    try:
+        paths = ["/".join((source, *names[:end])) for end in range(1, len(names) + 1)]
+        return ".." in names or any(os.path.islink(one) for one in paths)
+    except ValueError:  # no path
+        return True
+
+
+def _is_bound(mount: "dict[str, Any]") -> bool:
+    return mount.get("type") == "bind" or not {"bind", "rbind"}.isdisjoint(
+        option for option in get_list(mount, "options") if isinstance(option, str)
+    )
+
+
+def _is_tmpfs(mount: "dict[str, Any]") -> bool:
+    """Tell whether it is a file system in which nothing is but what the image has (tmpcopyup) or the runtime makes."""
+    return mount.get("type") == "tmpfs" and not _is_bound(mount)

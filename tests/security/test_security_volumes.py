@@ -9,6 +9,10 @@ import pytest
 from security_lab import LIBRARY_DIR, Attacks, Marker
 from ways_of_images import assert_nothing_gets_out, cases
 
+from ocigpu.bundle.edit import ConfigEdit
+from ocigpu.bundle.inject import leave_volumes
+from ocigpu.core.errors import CdiError
+
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 CASES = cases("this kernel", 25)
@@ -55,6 +59,79 @@ def test_nothing_is_made_in_a_volume_of_a_container_with_a_user_namespace(
                 path.chmod(path.stat().st_mode | 0o055)
 
     assert attacks.start(build, mode, edit=remap, volume="/vol").result.returncode in (0, 1)
+
+
+THROUGH = {
+    "a directory of the image that the volume hides": ("/vol/x", {"vol/x": "/empty"}),
+    "and back out of the volume": ("/vol/x/../../empty", {}),
+    "procfs": ("/proc/self/root/vol", {"proc/self": "/empty"}),
+    "a tmpfs with what the image has there": ("/run/x", {"run/x": "/vol"}),
+}
+"""Target of a link in the place of the libraries' directory, and more links."""
+
+
+@pytest.mark.parametrize("low_level", ["runc", "crun"])
+@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+@pytest.mark.parametrize("through", THROUGH)
+def test_links_lead_through_a_volume(attacks: Attacks, through: str, mode: str, low_level: str) -> None:
+    """The shim sees what the image has there, the runtime what the volume has: modes spec and cdi filled the volume."""
+    target, more = THROUGH[through]
+
+    def build(rootfs: Path, marker: Marker) -> None:
+        assert marker
+        for name in ("vol", "run", "proc", "empty"):
+            (rootfs / name).mkdir(exist_ok=True)
+        directory = rootfs / LIBRARY_DIR[1:]
+        directory.rename(rootfs / "moved")
+        directory.symlink_to(target)
+        for name, leads_to in more.items():
+            (rootfs / name).symlink_to(leads_to)
+
+    def edit(config: dict[str, Any]) -> None:
+        tmpfs = {"destination": "/run", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "tmpcopyup"]}
+        config["mounts"].append(tmpfs)
+
+    outcome = attacks.start(build, mode, edit=edit, volume="/vol", low_level=low_level)
+    assert not outcome.started, outcome.said
+
+
+@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+def test_a_link_in_one_volume_leads_another_into_ours(attacks: Attacks, mode: str) -> None:
+    """Who owns the outer volume chooses where the inner one is mounted."""
+
+    def build(rootfs: Path, marker: Marker) -> None:
+        (rootfs / "outer").mkdir()
+        outer = marker.path.parent / "outer"
+        outer.mkdir()
+        (outer / "inner").symlink_to(LIBRARY_DIR)
+
+    def edit(config: dict[str, Any]) -> None:
+        inner = config["mounts"][-1]
+        outer = {**inner, "destination": "/outer", "source": str(Path(inner["source"]).parent / "outer")}
+        config["mounts"].insert(-1, outer)
+
+    outcome = attacks.start(build, mode, edit=edit, volume="/outer/inner")
+    assert not outcome.started, outcome.said
+    assert "OCIGPU-MNT-4" in outcome.said, outcome.said
+
+
+@pytest.mark.parametrize("owner", [0, 1000])
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o1777])
+def test_what_a_volume_has_counts_where_nobody_can_exchange_it(tmp_path: Path, owner: int, mode: int) -> None:
+    """Its owner could put a link there, into another volume, before the runtime makes what is missing by then."""
+    (tmp_path / "rootfs/usr/lib").mkdir(parents=True)
+    (tmp_path / "volume/sub").mkdir(parents=True)
+    (tmp_path / "volume/sub/libcuda.so.1").touch()
+    os.chown(tmp_path / "volume", owner, owner)
+    (tmp_path / "volume").chmod(mode)
+    volume = {"destination": "/usr/lib", "type": "bind", "source": str(tmp_path / "volume")}
+    edit = ConfigEdit(mounts=[{"destination": "/usr/lib/sub/libcuda.so.1", "type": "bind", "source": "/x"}])
+    config = {"root": {"path": "rootfs"}, "mounts": [volume]}
+    if owner == 0 and mode != 0o775:
+        assert leave_volumes(config, edit, str(tmp_path)) == (edit, [])
+    else:
+        with pytest.raises(CdiError, match="the runtime would make"):
+            leave_volumes(config, edit, str(tmp_path))
 
 
 LEGITIMATE: dict[str, dict[str, Any]] = {
