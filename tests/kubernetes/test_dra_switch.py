@@ -74,6 +74,36 @@ def test_a_driver_that_is_killed_at_any_moment_leaves_nothing(
 
 
 @pytest.mark.root
+@pytest.mark.parametrize(
+    ("device", "driver"),
+    [
+        ("0x2342", "nvgrace_gpu_vfio_pci"),
+        ("0x2348", "nvgrace_gpu_vfio_pci"),
+        ("0x2941", "nvgrace_gpu_vfio_pci"),
+        ("0x31c2", "nvgrace_gpu_vfio_pci"),
+        ("0x2901", "vfio-pci"),
+        ("0x3182", "vfio-pci"),
+    ],
+    ids=["GH200", "GH200-144G", "GB200", "GB300", "B200", "B300"],
+)
+def test_gpus_of_grace_go_to_the_driver_that_knows_their_memory(
+    switched: SwitchHost, device: str, driver: str
+) -> None:
+    """As the kernel names it in sysfs, not as the module's file is called."""
+    (switched.host / f"sys/bus/pci/devices/{GPU}/device").write_text(f"{device}\n")
+    if driver != "vfio-pci":
+        with pytest.raises(HostError, match=f"the driver {driver} is not loaded"):
+            switched.preparer.prepare(switched.ref)
+        assert switched.drivers == HAD
+        (switched.host / f"sys/bus/pci/drivers/{driver}").mkdir()
+    switched.preparer.prepare(switched.ref)
+    assert switched.drivers == [(driver, driver), ("vfio-pci", "vfio-pci")]
+    switched.read_again()
+    switched.preparer.unprepare(switched.ref)
+    assert switched.drivers == HAD
+
+
+@pytest.mark.root
 def test_a_gpu_that_somebody_uses_or_whose_group_is_others_stays(switched: SwitchHost) -> None:
     with holding(str(switched.host / "dev/nvidia0")) as pid:
         with pytest.raises(HostError, match=rf"process {pid} \(sleep\) has /dev/nvidia0 open"):
