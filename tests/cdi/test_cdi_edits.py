@@ -79,6 +79,7 @@ def test_a_mount_has_the_plans_options_and_those_of_a_bind_mount() -> None:
                 "hostPath": "/root/usr/bin/nvidia-smi",
                 "containerPath": "/usr/bin/nvidia-smi",
                 "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
+                "type": "bind",
             }
         ]
     }

@@ -129,11 +129,13 @@ def test_the_vendors_golden_host() -> None:
                     "hostPath": f"{ROOT}{LIBDIR}/libcuda.so.999.88.77",
                     "containerPath": f"{LIBDIR}/libcuda.so.999.88.77",
                     "options": READ_ONLY,
+                    "type": "bind",
                 },
                 {
                     "hostPath": f"{ROOT}{LIBDIR}/vdpau/libvdpau_nvidia.so.999.88.77",
                     "containerPath": f"{LIBDIR}/libvdpau_nvidia.so.999.88.77",
                     "options": READ_ONLY,
+                    "type": "bind",
                 },
             ],
         },
@@ -607,7 +609,7 @@ def test_gpudirect_storage_needs_no_driver_and_no_gpu() -> None:
     assert edits_of(spec, "all") == {
         "deviceNodes": [{"path": "/dev/nvidia-fs0", "fileMode": 0o666, "permissions": "rw"}],
         "mounts": [
-            {"hostPath": path, "containerPath": path, "options": READ_ONLY}
+            {"hostPath": path, "containerPath": path, "options": READ_ONLY, "type": "bind"}
             for path in ("/etc/cufile.json", "/run/udev")
         ],
     }

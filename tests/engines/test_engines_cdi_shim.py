@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,9 @@ from support.fixtures import MakeBundle
 from support.process import Completed, explain
 from support.product import RUNTIME, PublicCopy, SimulatedHost, failed_with
 from support.runtimes import answers, container_id, parts, probe, run_container, script
+
+from ocigpu.cdi.edits import mount_edit
+from ocigpu.core.actions import Bind
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
@@ -432,3 +437,35 @@ def test_a_hook_without_an_environment_does_not_get_the_images(
     result = things.run(make_bundle(["true"], layout="busybox", edit=edit), cgroup="v2")
     assert result.returncode == 0, explain(result)
     assert things.hook_output.read_text().splitlines() == ["preload=."] * 2
+
+
+@RUNTIMES
+def test_mounts_of_our_specifications_start_where_a_pod_has_a_user_namespace(
+    make_things: MakeThings, make_bundle: MakeBundle, low_level: str
+) -> None:
+    """crun up to 1.29 compares the type of each mount where a namespace is joined, also one that is not there."""
+    things = make_things(low_level)
+    mount = mount_edit(Bind(f"{things.directory}/lib/file", "/opt/file", ("ro", "nosuid", "nodev"), ""))
+    pod = subprocess.Popen(["unshare", "--ipc", "sleep", "600"])
+
+    def edit(config: dict[str, Any]) -> None:
+        config["mounts"].append(
+            {"destination": mount["containerPath"], "source": mount["hostPath"]}
+            | {name: mount[name] for name in ("type", "options") if name in mount}
+        )
+        linux = config["linux"]
+        linux["namespaces"] = [each for each in linux["namespaces"] if each["type"] not in ("ipc", "user")]
+        linux["namespaces"] += [{"type": "user"}, {"type": "ipc", "path": f"/proc/{pod.pid}/ns/ipc"}]
+        linux["uidMappings"] = linux["gidMappings"] = [{"containerID": 0, "hostID": 0, "size": 65536}]
+
+    try:
+        while os.readlink(f"/proc/{pod.pid}/ns/ipc") == os.readlink("/proc/self/ns/ipc"):
+            time.sleep(0.01)
+        bundle = make_bundle(script(probe(["read", "/opt/file"])), layout="busybox", edit=edit)
+        program = requirements.find_program(low_level)
+        result = run_container([program], bundle, container_id(), env=things.environment, prefix=OWN_RUN, cgroup="v2")
+        assert result.returncode == 0, explain(result)
+        assert "a file of the driver" in result.stdout
+    finally:
+        pod.kill()
+        pod.wait()

@@ -86,9 +86,7 @@ def test_a_driver_that_is_killed_at_any_moment_leaves_nothing(
     ],
     ids=["GH200", "GH200-144G", "GB200", "GB300", "B200", "B300"],
 )
-def test_gpus_of_grace_go_to_the_driver_that_knows_their_memory(
-    switched: SwitchHost, device: str, driver: str
-) -> None:
+def test_gpus_of_grace_go_to_the_driver_that_knows_their_memory(switched: SwitchHost, device: str, driver: str) -> None:
     """As the kernel names it in sysfs, not as the module's file is called."""
     (switched.host / f"sys/bus/pci/devices/{GPU}/device").write_text(f"{device}\n")
     if driver != "vfio-pci":

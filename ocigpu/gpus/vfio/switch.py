@@ -22,8 +22,8 @@ from ocigpu.gpus.vfio.holders import Holder, make_node, read_holders
 VARIANTS = dict.fromkeys((0x2340, 0x2940, 0x31C0), "nvgrace_gpu_vfio_pci")
 """VFIO drivers of their own, by device ids & 0xffc0: GH200, GB200, GB300, whose memory is the processor's, too.
 
-The module is nvgrace-gpu-vfio-pci, its driver has underscores.  Source: nvgrace_gpu_vfio_pci_table and KBUILD_MODNAME in
-drivers/vfio/pci/nvgrace-gpu/main.c of the kernel.
+The module is nvgrace-gpu-vfio-pci, its driver has underscores.  Source: nvgrace_gpu_vfio_pci_table and KBUILD_MODNAME
+in drivers/vfio/pci/nvgrace-gpu/main.c of the kernel.
 """
 
 

@@ -142,7 +142,8 @@ def _join_mps(edits: dict[str, Any], place: str, root: str) -> None:
     edits.setdefault("env", []).append(f"{PIPE_VARIABLE}={inside}")
     options = [*SOCKET_OPTIONS, *MOUNT_OPTIONS]
     for source, target in ((outside.pipe, inside), (outside.shm, "/dev/shm")):
-        edits.setdefault("mounts", []).append({"hostPath": source, "containerPath": target, "options": options})
+        mount = {"hostPath": source, "containerPath": target, "options": options, "type": "bind"}
+        edits.setdefault("mounts", []).append(mount)
 
 
 def _vfio_draft(allotted: Sequence[Allotted], names: dict[str, str], settings: Settings) -> Draft:
