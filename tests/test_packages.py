@@ -294,6 +294,7 @@ def test_with_the_second_package_everything_works_that_the_pages_for_clusters_ty
         env = {**ENVIRONMENT, "KUBECONFIG": str(config), "NO_COLOR": "1"}
         return run([*typing, "timeout", "5", "sh", "-c", f"exec 2>&1; {line}"], env=env, check=False, timeout=100)
 
+    before = set(debian.changes(*BOOKS))
     debian("dpkg", "--remove", "ocigpu-kubernetes")
     said = type_("ocigpu tenancy create landon --gpus 8").stdout
     assert "Install the package ocigpu-kubernetes of the same release, from its file." in said
@@ -307,6 +308,9 @@ def test_with_the_second_package_everything_works_that_the_pages_for_clusters_ty
         print(f"$ {line}\n{done.stdout}", end="")
         assert not MISSING.search(done.stdout), line
     assert "landon" in type_("ocigpu tenancy show landon").stdout
+    made = set(debian.changes(*BOOKS, "/usr/")) - before
+    assert all(path.startswith(("/var/lib/kubelet", "/var/lib/ocigpu", "/etc/ocigpu")) for path in made), made
+    debian("rm", "-r", "-f", *made)
 
 
 def test_a_line_of_a_role_configures_docker_and_engine_remove_takes_it_back(debian: ScratchMachine) -> None:
