@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from support import machine
+from support.product import PROGRAMS
 
 from ocigpu.entry.state import MAX_STATE_BYTES
 from ocigpu.sim.create import create_host
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-HOOK = str(REPOSITORY / ".venv/bin/ocigpu-hook")
+HOOK = str(PROGRAMS / "ocigpu-hook")
 
 
 def run(*words: str, stdin: bytes = b"", **options: Any) -> "subprocess.CompletedProcess[bytes]":

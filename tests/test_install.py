@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.fixtures import MakeBundle
 from support.process import wait_for
-from support.product import STUBS, SimulatedHost, write_stub
+from support.product import PROGRAMS, STUBS, SimulatedHost, write_stub
 from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import VENDOR_VERSION, __version__
@@ -152,7 +152,7 @@ def test_units_start_the_installed_command(prefix: Path) -> None:
 
 
 def test_units_are_for_a_prefix_only(tmp_path: Path) -> None:
-    done = run(INSTALL, "--bin", str(tmp_path), "--venv", str(REPOSITORY / ".venv"), "--systemd")
+    done = run(INSTALL, "--bin", str(tmp_path), "--venv", str(PROGRAMS.parent), "--systemd")
     assert done.returncode == 2
     assert "--systemd needs --prefix" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -169,7 +169,7 @@ def test_the_hooks_of_a_specification_start_the_installed_hook(prefix: Path) -> 
 def test_shim_and_hook_are_compiled_where_there_is_a_compiler(
     tmp_path: Path, options: list[str], compiler: str
 ) -> None:
-    words = ["--bin", str(tmp_path), "--venv", str(REPOSITORY / ".venv")]
+    words = ["--bin", str(tmp_path), "--venv", str(PROGRAMS.parent)]
     done = run(INSTALL, *words, *options, **({"CC": compiler} if compiler else {}))
     assert (done.returncode, done.stderr) == (0, "")
     compiled = not options and not compiler
@@ -211,7 +211,7 @@ def test_settings_can_be_baked_into_the_commands(tmp_path: Path, options: list[s
     settings = tmp_path / "baked.toml"
     settings.write_text('[runtime]\nruntimes = ["/bin/echo"]\n')
     settings.chmod(0o644)
-    virtual = REPOSITORY / ".venv"
+    virtual = PROGRAMS.parent
     words = ["--bin", str(tmp_path / "bin"), "--venv", str(virtual), "--config", str(settings)]
     done = run(INSTALL, *words, *options)
     assert done.returncode == 0, done.stderr
@@ -225,7 +225,7 @@ def test_settings_can_be_baked_into_the_commands(tmp_path: Path, options: list[s
 @pytest.mark.root
 def test_what_the_former_shim_remembered_is_forgotten(tmp_path: Path) -> None:
     commands = 'mount -t tmpfs tmpfs /run && mkdir /run/ocigpu && touch /run/ocigpu/next-0-0 && "$@" && ls /run/ocigpu'
-    words = [INSTALL, "--bin", str(tmp_path), "--venv", str(REPOSITORY / ".venv")]
+    words = [INSTALL, "--bin", str(tmp_path), "--venv", str(PROGRAMS.parent)]
     done = run("unshare", "--mount", "sh", "-c", commands, "sh", *words)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
@@ -242,7 +242,7 @@ def test_a_working_directory_that_a_shell_would_take_apart_is_refused(tmp_path: 
     place.mkdir()
     script = REPOSITORY / "packaging/install.sh"
     for option in ("--config", "--bin"):
-        words = {"--bin": str(tmp_path / "bin"), "--venv": str(REPOSITORY / ".venv"), option: "here"}
+        words = {"--bin": str(tmp_path / "bin"), "--venv": str(PROGRAMS.parent), option: "here"}
         command = ["sh", str(script), *(word for pair in words.items() for word in pair)]
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
         assert (done.returncode, "only letters, digits" in done.stderr) == (2, True)

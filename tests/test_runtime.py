@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.product import STUBS, PublicCopy, write_stub
+from support.product import PROGRAMS, STUBS, PublicCopy, write_stub
 
 from ocigpu.bundle.policy import hook_path, owns_device_policy
 from ocigpu.core.errors import OcigpuError
@@ -24,7 +24,7 @@ from ocigpu.system.log import Log
 from ocigpu.system.settings_file import read_settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-STUB = REPOSITORY / ".venv/bin/ocigpu-runtime"
+STUB = PROGRAMS / "ocigpu-runtime"
 
 
 def program(path: Path, text: str = "#!/bin/sh\nexit 0\n", mode: int = 0o755) -> str:

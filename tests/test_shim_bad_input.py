@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.product import PublicCopy
+from support.product import PROGRAMS, PublicCopy
 
 from ocigpu.sim.create import create_host
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SHIM = str(REPOSITORY / ".venv/bin/ocigpu-runtime")
+SHIM = str(PROGRAMS / "ocigpu-runtime")
 
 RECORDER = """#!/bin/sh
 for word; do printf '%s\\n' "$word"; done >"{0}/arguments"
@@ -367,7 +367,7 @@ def test_a_request_is_edited_into_the_bundle_before_the_runtime_starts(
     done = setting.run(*words, cwd=setting.bundle)
     assert (done.returncode, done.stdout, done.stderr) == (0, "standard output\n", "standard error\n")
     (entry,) = json.loads(path.read_text())["hooks"]["prestart"]
-    assert entry["path"] == str(REPOSITORY / ".venv/bin/ocigpu-hook")
+    assert entry["path"] == str(PROGRAMS / "ocigpu-hook")
     options = ["--config", str(setting.settings), "--bundle", str(setting.bundle)]
     early = entry["args"][2] if os.geteuid() == 0 else ""  # only root's hook is prepared
     if early:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.product import PROGRAMS
 from support.runtimes import container_id
 
 from ocigpu.cli.busybox import make_bundle
@@ -87,7 +88,7 @@ def see(settings: Path, bundle: Path, case: str, variables: dict[str, str]) -> S
         (rootfs / "usr/lib64").mkdir(parents=True)
     before = {path for path in rootfs.rglob("*") if path.is_symlink()}
     name = f"{container_id()}-{case.replace(',', '-')}"
-    shim = [str(REPOSITORY / ".venv/bin/ocigpu-runtime"), "--root", str(bundle / "state")]
+    shim = [str(PROGRAMS / "ocigpu-runtime"), "--root", str(bundle / "state")]
     env = {**os.environ, "OCIGPU_CONFIG": str(settings)}
     done = subprocess.run(
         [*shim, "run", "--bundle", str(bundle), name], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
