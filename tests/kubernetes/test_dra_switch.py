@@ -10,7 +10,7 @@ from kubernetes_lab import host
 from support.driverless import holding
 from switch_lab import GIVEN, GPU, HAD, SwitchHost
 
-from ocigpu.core.errors import HostError, SettingsError
+from ocigpu.core.errors import HostError, RequestError, SettingsError
 from ocigpu.gpus.pci import Function
 from ocigpu.gpus.vfio.facts import Candidate, VfioFacts
 from ocigpu.kubernetes.dra.devices import DeviceOptions, DraNode, make_devices
@@ -50,6 +50,19 @@ def test_a_gpu_and_its_group_go_to_vfio_for_a_claim(switched: SwitchHost) -> Non
     switched.preparer.prepare(other)
     switched.preparer.unprepare(other)
     assert switched.bus.changes == before, "one that VFIO has stays VFIO's"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("owned", [True, False])
+def test_an_administrator_has_no_gpu_of_a_virtual_machine(switched: SwitchHost, owned: bool) -> None:
+    if owned:
+        switched.preparer.prepare(switched.ref)
+    specs, drivers = switched.specs, switched.drivers
+    watcher = switched.add("watcher", result(vfio_name(GPU), adminAccess=True))
+    with pytest.raises(RequestError, match="no administrator's access") as caught:
+        switched.preparer.prepare(watcher)
+    assert caught.value.code == "OCIGPU-DRA-2"
+    assert (switched.specs, switched.drivers) == (specs, drivers)
 
 
 @pytest.mark.root

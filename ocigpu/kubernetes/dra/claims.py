@@ -114,6 +114,9 @@ def check_configs(claim: ClaimRef, allotted: Iterable[Allotted]) -> None:
                 f"request {quoted(each.request)}: access of an administrator changes nothing of how a device is shared"
             )
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
+        if each.admin and each.device.kind == "vfio":  # its node is the device, whoever has it beside its owner
+            text = f"request {quoted(each.request)}: a virtual machine's GPU has one owner, no administrator's access"
+            raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
         if each.share and each.config.strategy == "MPS":  # each claim has a daemon of its own, a GPU can have one
             text = f"request {quoted(each.request)}: a GPU that several claims share is not shared by MPS"
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
