@@ -184,8 +184,12 @@ def _why_linked(root_fd: int, config: "dict[str, Any]", declared: Declared) -> s
     ):
         return ""
     paths = [mount["destination"] for mount in declared.mounts] + [path for path, _, _ in declared.views]
+    places: dict[str, str] = {}
     for path in (*paths, *(node[0] for node in declared.nodes)):
-        found = status_inside(root_fd, path, os.O_NOFOLLOW)
+        parent, _, name = path.rpartition("/")
+        if parent not in places:  # an image can make that long
+            places[parent] = resolve_in_root(root_fd, parent)
+        found = status_inside(root_fd, f"{places[parent]}/{name}", os.O_NOFOLLOW)
         if found is not None and stat.S_ISLNK(found.st_mode):
             return f"{path} is a link in the image, and the container has volumes"
     return ""

@@ -250,7 +250,7 @@ def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "t
     What is there already is only mounted on.  Raises CdiError OCIGPU-MNT-4 for nodes, and for mounts that are not
     optional.
     """
-    from ocigpu.bundle.rootfs import find_cover, find_covers, leads_elsewhere, resolve_in_root
+    from ocigpu.bundle.rootfs import find_cover, find_covers, leads_elsewhere, resolver
     from ocigpu.system.paths import opened
 
     own = {mount["destination"] for mount in edit.mounts}
@@ -268,7 +268,8 @@ def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "t
         return edit, []
     with opened(root_fd):
         covers, unsure = find_covers(root_fd, volumes)
-        places = {path: resolve_in_root(root_fd, clean_path(path), covers) for path in (*own, *edit.nodes)}
+        resolve = resolver(root_fd, covers)
+        places = {path: resolve(clean_path(path)) for path in (*own, *edit.nodes)}
     if unsure and places:
         message = f"{quoted(unsure)} is below a volume, where a link may lead it to any place"
         raise CdiError("OCIGPU-MNT-4", message, "Mount the volume somewhere else.")

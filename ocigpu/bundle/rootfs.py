@@ -22,7 +22,7 @@ from ocigpu.system.proc import read_mnt_id_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     Covers = dict[str, dict[str, Any]]
@@ -327,6 +327,19 @@ def resolve_in_root(root_fd: int, path: str, covers: "Covers | None" = None) -> 
         for fd in below:
             os.close(fd)
     return "/" + "/".join(place)
+
+
+def resolver(root_fd: int, covers: "Covers | None" = None) -> "Callable[[str], str]":
+    """Return :func:`resolve_in_root` for many paths: an image can make that long, so each directory is once."""
+    known: dict[str, str] = {}
+
+    def resolve(path: str) -> str:
+        parent, _, name = path.rpartition("/")
+        if parent not in known:
+            known[parent] = resolve_in_root(root_fd, parent, covers)
+        return resolve_in_root(root_fd, f"{known[parent]}/{name}", covers)
+
+    return resolve
 
 
 def find_covers(root_fd: int, mounts: "Iterable[dict[str, Any]]") -> "tuple[Covers, str]":

@@ -41,6 +41,8 @@ _KINDS = {
     "node": (stat.S_IFCHR,),
 }
 _MAX_DEPTH = 4096
+_MAX_ROUNDS = 64
+"""How often new processes are looked for: any user can start some for ever."""
 _PRIVATE_TMPFS = ("nosuid", "nodev", "noexec")
 
 
@@ -400,19 +402,22 @@ def has_neighbours(root_fd: int, own_proc: str = ".") -> bool:
     fs/namei.c, since Linux 3.18).  Tables of mounts tell: those of all processes that we may look at.
     So has a container from the moment when its runtime begins to mount; copies of the host's namespace have the
     directory at most.  ``own_proc``: path of our own directory of procfs.  What cannot be told is no: processes of
-    other users, of outer pid namespaces, and all of them without procfs.
+    other users, of outer pid namespaces, and all of them without procfs.  Yes where new processes come all the time.
     """
     try:
         own, place = os.stat(f"{own_proc}/ns/mnt").st_ino, _find_place(root_fd, own_proc)
     except OSError:
         return False
     seen, known = {own}, set[str]()
-    while new := set(filter(str.isdecimal, _names(f"{own_proc}/.."))) - known:  # containers may have begun meanwhile
+    for _ in range(_MAX_ROUNDS):
+        new = set(filter(str.isdecimal, _names(f"{own_proc}/.."))) - known  # containers may have begun meanwhile
+        if not new:
+            return False
         known |= new
         for table in _tables(f"{own_proc}/..", new, seen):
             if _is_used(table, place):
                 return True
-    return False
+    return True
 
 
 def _find_place(root_fd: int, own_proc: str) -> tuple[str, str]:

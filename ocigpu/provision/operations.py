@@ -206,6 +206,8 @@ class Transaction:
         """
         mnt_id = read_mnt_id(fd)
         if mnt_id not in self._own:
+            if self.container is None:  # in the host's namespace, where a tmpfs is anybody's
+                return False
             if not mounts.is_own(fd, self.root_fd, self.host_devices):
                 return False
             self._own[mnt_id] = os.dup(fd)

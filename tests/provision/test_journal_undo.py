@@ -1,5 +1,6 @@
 """The journal as a worker that was killed leaves it, and undoing that can be repeated."""
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 from provision_lab import Tree, snapshot
 
-from ocigpu.provision import journal
+from ocigpu.provision import journal, mounts
 from ocigpu.provision.journal import Journal
 from ocigpu.provision.operations import Supplies, Transaction
+from ocigpu.system.paths import opened
 
 Entry = dict[str, Any]
 
@@ -130,3 +132,26 @@ def test_what_cannot_be_undone_is_told_and_the_rest_is_undone(root: Path) -> Non
     finally:
         os.close(fd)
     assert not (root / "made").exists()
+
+
+def test_a_tmpfs_of_the_host_is_not_the_container_s(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shim undoes what it made in the host's mount namespace: links of the image could lead into that one."""
+    if not os.path.ismount("/dev/shm"):
+        pytest.skip("this machine has no tmpfs on /dev/shm")
+    monkeypatch.chdir("/proc/self")
+    fd, shm_fd = os.open(root, os.O_PATH), os.open("/dev/shm", os.O_PATH)
+    try:
+        transaction = Transaction(fd, Journal(), Supplies(True, {}))
+        assert transaction.is_own(fd)
+        assert not transaction.is_own(shm_fd)
+    finally:
+        os.close(fd)
+        os.close(shm_fd)
+
+
+def test_processes_that_begin_for_ever_do_not_hold_undoing_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who forks in a loop, on a machine with many cores, always has a new process to look at; what is made stays."""
+    numbers = itertools.count(1 << 22)
+    monkeypatch.setattr(mounts, "_names", lambda _: [str(next(numbers))])
+    with opened(os.open(root, os.O_PATH)) as fd:
+        assert mounts.has_neighbours(fd, "/proc/self")
