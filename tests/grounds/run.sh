@@ -48,7 +48,6 @@ finish() { # ends the ground of $run: all processes of its cgroup, whatever they
     find "$cgroup" -name cgroup.procs -exec cat {} + 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true
     find "$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
   done
-  wait
   rm -rf --one-file-system "$run"
   [ ! -d "$cgroup" ] || echo "test-grounds: $cgroup is left" >&2
   run=''
@@ -66,6 +65,7 @@ try_ground() { # SUITE ROOT IMAGE
     echo "$BASHPID" >"$cgroup/cgroup.procs"
     exec unshare --mount --fork "$here/boot.sh" "$2" "$run" "$repository" "$3"
   ) >"$run/log" 2>&1 </dev/null &
+  disown # that it is killed at the end is no news
   read -r -t 600 state <"$run/booted" || state='no answer'
   if [ "$state" != booted ]; then
     cat "$run/log" >&2
