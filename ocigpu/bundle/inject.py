@@ -289,6 +289,8 @@ def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "t
             if path in edit.nodes or "nvidia" not in path or not path.startswith(_OPTIONAL):
                 raise CdiError("OCIGPU-MNT-4", why)
             left[path] = f"{path} was left out: {why}"
+        elif place != top and _is_shared(config, mount):
+            raise _shared_error(path, mount["destination"])
     mounts = [mount for mount in edit.mounts if mount["destination"] not in left]
     return edit._replace(mounts=mounts), [*left.values()]
 
@@ -321,20 +323,28 @@ def _refuse_shared(config: "dict[str, Any]", added: "dict[str, Any]") -> None:
     """Refuse mounts below a volume that the container shares with the host: the host would get them, for good.
 
     The runtime makes these mounts, and tells the volume's peers of them (mount_namespaces(7)), where it is told to
-    share the volume and the container's root.  Told by the text of paths: an image's links are not followed.
+    share the volume and the container's root.  Told by the text of paths; links are :func:`leave_volumes`'s.
     """
-    if get_object(config, "linux").get("rootfsPropagation") not in _SHARED:
-        return
     for mount in get_list(config, "mounts"):
         volume = mount.get("destination") if isinstance(mount, dict) else None
-        if not isinstance(volume, str) or volume in added or not any(o in _SHARED for o in get_list(mount, "options")):
+        if not isinstance(volume, str) or volume in added or not _is_shared(config, mount):
             continue
         volume = clean_path(volume)
         for destination in added:
             if volume == "/" or clean_path(destination).startswith(f"{volume}/"):
-                raise CdiError(
-                    "OCIGPU-CDI-6",
-                    f"mount {quoted(destination)}: it is below {quoted(volume)}, a volume that is shared with the host,"
-                    " and would stay there",
-                    "Mount the volume elsewhere or without propagation, or use mode hook.",
-                )
+                raise _shared_error(destination, volume)
+
+
+def _is_shared(config: "dict[str, Any]", mount: "dict[str, Any]") -> bool:
+    """Tell whether what is mounted below this volume reaches the host."""
+    shares = get_object(config, "linux").get("rootfsPropagation") in _SHARED
+    return shares and any(option in _SHARED for option in get_list(mount, "options"))
+
+
+def _shared_error(destination: str, volume: str) -> CdiError:
+    return CdiError(
+        "OCIGPU-CDI-6",
+        f"mount {quoted(destination)}: it is below {quoted(volume)}, a volume that is shared with the host,"
+        " and would stay there",
+        "Mount the volume elsewhere or without propagation, or use mode hook.",
+    )

@@ -59,14 +59,16 @@ def read_loader_facts(root_fd: int) -> LoaderFacts:
         has_own_conf=exists_inside(root_fd, OWN_CONF),
         has_compat_conf=exists_inside(root_fd, COMPAT_CONF),
         own_directories=_own_directories(root_fd),
-        compat_directories=tuple(line for line in _lines(root_fd, COMPAT_CONF) if line.startswith("/"))[:1],
+        compat_directories=tuple(line for line in _lines(root_fd, COMPAT_CONF, os.O_NOFOLLOW) if line.startswith("/"))[
+            :1
+        ],
         musl_file=musl_file,
         musl_text=_musl_text(root_fd, musl_file) if musl_file else None,
     )
 
 
 def _own_directories(root_fd: int) -> tuple[str, ...]:
-    lines = [line for line in _lines(root_fd, OWN_CONF) if line.startswith("/")][:MAX_CONF_FILES]
+    lines = [line for line in _lines(root_fd, OWN_CONF, os.O_NOFOLLOW) if line.startswith("/")][:MAX_CONF_FILES]
     found = ((line, status_inside(root_fd, line)) for line in lines)
     return tuple(line for line, status in found if status is not None and stat.S_ISDIR(status.st_mode))
 
@@ -106,9 +108,12 @@ def read_conf(root_fd: int) -> tuple[str, ...]:
     return tuple(found)[:MAX_DIRECTORIES]
 
 
-def _lines(root_fd: int, path: str) -> list[str]:
-    """Return the lines of a file, without comments and empty ones."""
-    text = (read_inside(root_fd, path, MAX_CONF) or b"").decode("utf-8", "replace")
+def _lines(root_fd: int, path: str, flags: int = 0) -> list[str]:
+    """Return the lines of a file, without comments and empty ones; flags as of open(2).
+
+    What a link leads to is not copied into files of ours: only root may be able to read it, in a volume.
+    """
+    text = (read_inside(root_fd, path, MAX_CONF, flags) or b"").decode("utf-8", "replace")
     # in C a line ends at a newline and nowhere else, and a text at a NUL
     lines = (line.partition("\0")[0].partition("#")[0].strip() for line in text.split("\n"))
     return [line for line in lines if line]

@@ -33,3 +33,15 @@ def test_no_path_of_it_has_a_nul(name: str, text: bytes, tmp_path: Path) -> None
 def test_a_text_ends_at_a_nul_and_a_line_at_a_newline_only(tmp_path: Path) -> None:
     facts = read(tmp_path, {LD_SO_CONF: b"/opt/a\0b\n/opt/c\x0cd\n /opt/e\r\n/opt/f\xe2\x80\xa8g\n"})
     assert facts.searched[-4:] == ("/opt/a", "/opt/c\x0cd", "/opt/e", "/opt/f\u2028g")
+
+
+@pytest.mark.parametrize("name", [OWN_CONF, COMPAT_CONF])
+def test_what_a_link_in_the_place_of_our_files_leads_to_is_not_copied(name: str, tmp_path: Path) -> None:
+    """It may be a file of a volume that only root can read; ours can be read by everybody."""
+    (tmp_path / "opt/lib").mkdir(parents=True)
+    (tmp_path / "secret").write_text("/opt/lib\n")
+    link = tmp_path / name.lstrip("/")
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/secret")
+    facts = read(tmp_path, {})
+    assert facts.own_directories == facts.compat_directories == ()

@@ -134,6 +134,21 @@ def test_what_a_volume_has_counts_where_nobody_can_exchange_it(tmp_path: Path, o
             leave_volumes(config, edit, str(tmp_path))
 
 
+def test_a_link_into_a_volume_that_is_shared_with_the_host(tmp_path: Path) -> None:
+    """All is there to be mounted on; but the host would have these mounts too, for good."""
+    (tmp_path / "rootfs/usr").mkdir(parents=True)
+    (tmp_path / "rootfs/usr/lib").symlink_to("/vol")
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume/libcuda.so.1").touch()
+    volume = {"destination": "/vol", "type": "bind", "source": str(tmp_path / "volume"), "options": ["rbind"]}
+    edit = ConfigEdit(mounts=[{"destination": "/usr/lib/libcuda.so.1", "type": "bind", "source": "/x"}])
+    config = {"root": {"path": "rootfs"}, "mounts": [volume], "linux": {"rootfsPropagation": "rshared"}}
+    assert leave_volumes(config, edit, str(tmp_path)) == (edit, [])
+    volume["options"] = ["rbind", "rshared"]
+    with pytest.raises(CdiError, match="shared with the host"):
+        leave_volumes(config, edit, str(tmp_path))
+
+
 LEGITIMATE: dict[str, dict[str, Any]] = {
     "a tmpfs of the runtime on /run": {"destination": "/run", "type": "tmpfs", "source": "tmpfs"},
     "a tmpfs of the runtime on /etc/nvidia": {"destination": "/etc/nvidia", "type": "tmpfs", "source": "tmpfs"},
