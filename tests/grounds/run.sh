@@ -43,6 +43,7 @@ keep() { # NAME VARIANT PACKAGES: prints the path of a root (or of an archive, N
 
 finish() { # ends the ground of $run: all processes of its cgroup, whatever they are at; then nothing of it is mounted
   [ -n "${run:-}" ] || return 0
+  trap '' INT TERM # a second signal, to the whole group say, does not end this
   for _ in $(seq 300); do
     [ -d "$cgroup" ] || break
     find "$cgroup" -name cgroup.procs -exec cat {} + 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true
@@ -51,6 +52,7 @@ finish() { # ends the ground of $run: all processes of its cgroup, whatever they
   rm -rf --one-file-system "$run"
   [ ! -d "$cgroup" ] || echo "test-grounds: $cgroup is left" >&2
   run=''
+  trap 'exit 130' INT TERM
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
