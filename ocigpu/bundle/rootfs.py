@@ -101,6 +101,7 @@ class RootDirectory:
         finally:
             os.close(parent_fd)
         try:
+            self._check(fd, path)  # somebody with this root directory may have exchanged it
             if not _is_own(owner):
                 os.fchown(fd, owner.st_uid, owner.st_gid)
             os.fchmod(fd, 0o755)
