@@ -23,12 +23,13 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Eight GPUs."""
-OPENED = {"hook": 68, "spec": 84, "cdi": 167}
+OPENED = {"hook": 69, "spec": 90, "cdi": 187}
 """Files and directories that a warm shim opens by mode, without what an empty interpreter opens.
 
 All our modules are in one of them (ocigpu/entry/image.py), which is opened twice.  In mode cdi the directories of all
 links and mounts are looked at.  One is the bundle, where a killed start may have left its draft of config.json; in mode
-spec the loader's cache is opened to be looked at first, and then to be read.
+spec the loader's cache is opened to be looked at first, and then to be read.  Each directory in which something is made
+is asked for its mount (/proc/self/fdinfo), and in mode cdi the way of each mount is gone as the runtime goes it.
 """
 MOUNTS = {"hook": 29, "spec": 22, "cdi": 63}
 """Mounts that a container with all GPUs has by mode, beyond those of one without; /proc/driver is the simulation's."""
@@ -178,10 +179,15 @@ def test_commands_other_than_create_become_the_runtime_without_another_process(l
 
 @pytest.mark.parametrize("mode", OPENED)
 def test_a_warm_shim_opens_at_most_this_many_files(lives: Lives, mode: str) -> None:
-    shim = next(program for program in lives.traced(mode, ALL) if program.kind == "python")
     (empty,) = trace([os.path.realpath(sys.executable), "-I", "-S", "-c", "pass"], lives.base)
-    opened = list((Counter(shim.opened) - Counter(empty.opened)).elements())
-    assert len(opened) <= OPENED[mode], f"{len(opened)} opened:\n" + "\n".join(opened)
+    opened: list[str] = []
+
+    def warm() -> bool:  # facts of a host that was made a moment ago are read once more
+        shim = next(program for program in lives.traced(mode, ALL) if program.kind == "python")
+        opened[:] = (Counter(shim.opened) - Counter(empty.opened)).elements()
+        return len(opened) <= OPENED[mode]
+
+    wait_for("a shim that opens no more", warm, on_failure=lambda: f"{len(opened)} opened:\n" + "\n".join(opened))
 
 
 def test_the_mount_table_of_a_container_is_read_once_for_all_its_nodes(lives: Lives) -> None:
