@@ -71,7 +71,7 @@ class Service:
                 connection.request(method, path, None if body is None else json.dumps(body), headers)
                 answer = connection.getresponse()
                 data = answer.read()
-                if answer.status not in (409, 503):
+                if answer.status not in (409, 429, 503):  # busy, more than the rate, starting
                     return answer.status, json.loads(data) if data[:1] in (b"{", b"[") else data
             except (OSError, http.client.HTTPException):
                 assert time.monotonic() < end, self.output.read_text()[-2000:]
