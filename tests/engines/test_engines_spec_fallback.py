@@ -375,7 +375,10 @@ def test_hooks_of_the_vendor_go_and_those_of_others_stay(starts: Starts, low_lev
             "path": "/usr/bin/nvidia-container-runtime-hook",
             "args": ["nvidia-container-runtime-hook", "prestart"],
         }
-        other = {"path": "/bin/true", "args": ["true"]}
+        other = {
+            "path": "/bin/cat",
+            "args": ["cat"],
+        }  # reads the state: crun 1.8.1 fails where a hook ends before it is written
         config["hooks"] = {"prestart": [vendor, other], "createRuntime": [dict(vendor), dict(other)]}
 
     bundle = starts.make(look_at(starts.host), GPU_2, edit=edit)
@@ -384,7 +387,7 @@ def test_hooks_of_the_vendor_go_and_those_of_others_stay(starts: Starts, low_lev
     assert "nvidia-container-runtime-hook" not in started.text
     hooks = started.config["hooks"]
     paths = [[entry["path"] for entry in hooks[stage]] for stage in ("prestart", "createRuntime")]
-    assert [[path for path in stage if path != "/bin/sh"] for stage in paths] == [["/bin/true"], ["/bin/true"]]
+    assert [[path for path in stage if path != "/bin/sh"] for stage in paths] == [["/bin/cat"], ["/bin/cat"]]
 
 
 @RUNTIMES
