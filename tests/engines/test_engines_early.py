@@ -480,7 +480,7 @@ def test_the_next_start_kills_one_whose_hook_never_came(
 ) -> None:
     bundle = make_bundle(["sh", "-c", "echo started"], ALL)
     place = DIRECTORY / "early-999999999-0123456789abcdef"
-    with subprocess.Popen(["sh", "-c", "sleep 1000 # ocigpu", "ocigpu"]) as child:
+    with subprocess.Popen(["sh", "-c", "read line # ocigpu", "ocigpu"], stdin=subprocess.PIPE) as child:
         place.mkdir(mode=0o700)
         (place / "child").write_text(f"{child.pid}\n")
         child.send_signal(signal.SIGSTOP)
