@@ -17,6 +17,7 @@ from ocigpu.containers.report import make_reports
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.vendors import parse_request
 from ocigpu.system.child import Child, drop_rights, end_with, isolate
 
 MAX_USERS = 64
@@ -42,6 +43,7 @@ class OfUser(NamedTuple):
 
 def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[OfUser], list[str]]:
     """Return the containers of all users that are logged in but root's, and notes; needs root."""
+    parse_request({}, settings, "")  # loads what a user could not: we may be installed where root alone may read
     answers, notes = ask_users(partial(_look_for_containers, facts, settings), SECONDS)
     found: list[OfUser] = []
     for user, rows in answers.items():

@@ -14,7 +14,7 @@ from support import machine, requirements
 from support.bundle import give_to
 from support.fixtures import MakeBundle
 from support.process import explain, run, wait_for
-from support.product import PublicCopy, SimulatedHost
+from support.product import PublicCopy, SimulatedHost, open_clone
 from support.runtimes import container_id, start_in_background
 
 from ocigpu.cli.main import main
@@ -50,6 +50,7 @@ def seen_by_user(places: Places, host: SimulatedHost) -> list[Any]:
     pid = os.fork()
     if pid == 0:
         try:
+            open_clone()
             os.setresgid(USER, USER, USER)
             os.setresuid(USER, USER, USER)
             reports = make_reports(find_containers(places)[0], facts, settings)
@@ -152,6 +153,7 @@ def said_by_user(name: str, directory: Path, host: SimulatedHost) -> str:
     if pid == 0:
         try:
             find.USER_DIRECTORIES = str(directory)
+            open_clone()
             os.setresgid(USER, USER, USER)
             os.setresuid(USER, USER, USER)
             os.dup2(writer, 2)

@@ -13,6 +13,8 @@ import prctl
 from support import requirements
 from support.process import Completed, run
 
+from ocigpu.system import libc
+
 PROGRAMS = Path(sys.prefix, "bin")
 RUNTIME = PROGRAMS / "ocigpu-runtime"
 REPOSITORY = Path(__file__).parents[2]
@@ -77,6 +79,22 @@ def python_of_nobody(place: Path) -> list[str | Path]:
     user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     python = Path(sys.executable).relative_to(REPOSITORY)
     return ["unshare", "--mount", "sh", "-c", script, "sh", REPOSITORY, place, *user, python]
+
+
+def open_clone() -> None:
+    """Let every user into the repository, in a mount namespace of the calling process's own.
+
+    A clone may lie in a directory that is closed to others: that is covered, and has the repository alone.
+    """
+    closed = [path for path in reversed(REPOSITORY.parents) if not path.stat().st_mode & stat.S_IXOTH]
+    if closed:
+        libc.unshare(libc.CLONE_NEWNS)
+        libc.mount(None, "/", None, libc.MS_REC | libc.MS_PRIVATE)
+        fd = os.open(REPOSITORY, os.O_PATH | os.O_DIRECTORY)
+        libc.mount("tests", str(closed[0]), "tmpfs", 0, "mode=755")
+        REPOSITORY.mkdir(parents=True)
+        libc.mount(f"/proc/self/fd/{fd}", str(REPOSITORY), None, libc.MS_BIND)
+        os.close(fd)
 
 
 class SimulatedHost(NamedTuple):
