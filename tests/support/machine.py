@@ -8,6 +8,7 @@ import re
 import secrets
 import stat
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from support.process import is_alive, stop, wait_for
@@ -121,9 +122,12 @@ def cgroups_named(part: str) -> list[str]:
     return sorted(found, key=lambda path: -path.count("/"))
 
 
-def remove_cgroups(part: str) -> None:
-    """Remove cgroups that an engine made as parents of its containers' and keeps for ever, once they are empty."""
-    wait_for("cgroups to become empty", lambda: _remove_quietly(part))
+def remove_cgroups(part: str, but: Collection[str] = ()) -> None:
+    """Remove cgroups that an engine made as parents of its containers' and keeps for ever, once they are empty.
+
+    ``but``: paths that were there before, and stay.
+    """
+    wait_for("cgroups to become empty", lambda: _remove_quietly(part, but))
 
 
 def remains(directory: str, part: str) -> list[str]:
@@ -146,8 +150,10 @@ def clean(directory: str, part: str) -> None:
     wait_for("cgroups to become empty", lambda: _remove_quietly(part))
 
 
-def _remove_quietly(part: str) -> bool:
+def _remove_quietly(part: str, but: Collection[str] = ()) -> bool:
     for path in cgroups_named(part):
+        if path in but:
+            continue
         try:
             os.rmdir(path)
         except OSError:  # a process is still leaving it
