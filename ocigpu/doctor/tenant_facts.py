@@ -8,6 +8,7 @@ import os
 import re
 import tomllib
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import yaml
@@ -143,7 +144,7 @@ def _kinds(files: RootFiles) -> "dict[str, int] | str":
     try:
         with closing(open_client(Client, path)) as client:
             for name in KINDS:
-                read: Any = ask(f"read {name}", lambda name=name: client.get(definition, name), None)  # type: ignore[misc]
+                read: Any = ask(f"read {name}", partial(client.get, definition, name), None)
                 if read is not None:
                     text = str((read.metadata.annotations or {}).get(REVISION, ""))
                     found[name] = int(text) if text.isdecimal() and len(text) < 6 else 0

@@ -409,11 +409,14 @@ def test_a_tenancy_that_does_not_become_ready_is_looked_at_less_and_less_often(c
     assert controller.reconcile("gone") == math.inf
 
 
-def serve(cluster: Cluster, act: Callable[[], None]) -> None:
-    """Run the service for as long as ``act`` takes."""
-    service = ControllerService(
-        TenancyOptions(), ServiceLog(as_json=False), open_client=lambda: cluster.client(ACCOUNT)
+def new_service(cluster: Cluster, **options: str) -> ControllerService:
+    return ControllerService(
+        TenancyOptions(), ServiceLog(as_json=False), open_client=lambda: cluster.client(ACCOUNT), **options
     )
+
+
+def serve(service: ControllerService, act: Callable[[], None]) -> None:
+    """Run the service for as long as ``act`` takes."""
 
     def act_and_end() -> None:
         try:
@@ -457,7 +460,7 @@ def test_a_new_tenancy_waits_for_no_other(cluster: Cluster, monkeypatch: pytest.
         theirs = [path for _, path in cluster.requests if path.endswith("/tenancies/new/status")]
         assert theirs
 
-    serve(cluster, act)
+    serve(new_service(cluster), act)
 
 
 def test_a_tenancy_that_cannot_be_read_holds_up_no_other(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +469,7 @@ def test_a_tenancy_that_cannot_be_read_holds_up_no_other(cluster: Cluster, monke
     cluster.fail(10**6, 500, "GET", "/namespaces/tenant-bad/")
     for name in ("one", "two"):
         cluster.create(tenancy(name))
-    serve(cluster, lambda: [wait_until_ready(cluster, name) for name in ("one", "two")] and None)
+    serve(new_service(cluster), lambda: [wait_until_ready(cluster, name) for name in ("one", "two")] and None)
     assert status(cluster, "bad").get("phase") != "Ready"
 
 
@@ -565,9 +568,7 @@ def test_the_service_works_while_it_leads_and_ends_when_told_to(
     """Only the watch makes it look again: the time between passes is an hour here."""
     monkeypatch.setattr(controller_module, "RESYNC", 3600.0)
     cluster.create(tenancy("first"))
-    service = ControllerService(
-        TenancyOptions(), ServiceLog(as_json=False), namespace="ocigpu", open_client=lambda: cluster.client(ACCOUNT)
-    )
+    service = new_service(cluster, namespace="ocigpu")
 
     def act() -> None:
         wait_for("the first", lambda: status(cluster, "first").get("phase") == "Ready")
@@ -579,15 +580,6 @@ def test_the_service_works_while_it_leads_and_ends_when_told_to(
         cluster.create(tenancy("second"))
         wait_for("the second", lambda: status(cluster, "second").get("phase") == "Ready")
 
-    def act_and_end() -> None:
-        try:
-            act()
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=act_and_end)
-    thread.start()
-    service.run()
-    thread.join(60)
+    serve(service, act)
     assert cluster.get("Lease", "ocigpu-tenancies", "ocigpu")["spec"]["holderIdentity"] == ""
     assert "tenancy second: Ready" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
-from ocigpu.kubernetes.dra.cel import Unjudged, celpy, new_environment, quantity, run, semver  # noqa: F401 - for others
+from ocigpu.kubernetes.dra.cel import Unjudged, celpy, quantity, run, semver
 from ocigpu.kubernetes.dra.claims import allocated_devices
 from ocigpu.kubernetes.dra.ledger import CounterSets, Key, Ledger, Use, Uses, amount, counter_sets
 from ocigpu.kubernetes.dra.slices import Slice
