@@ -20,7 +20,7 @@ from ocigpu.core.facts import DeviceNode
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.container import LiveContainer, join, join_users, open_root, use_owner_ids
-from ocigpu.provision.mounts import enter_own_proc, is_own, read_host_devices, read_mnt_id
+from ocigpu.provision.mounts import enter_own_proc, is_on_own_tmpfs, read_host_devices, read_mnt_id
 from ocigpu.system import libc
 from ocigpu.system.paths import open_in_root, open_parent
 
@@ -202,7 +202,7 @@ def _remove(container: LiveContainer, actions: Sequence[Node | Link]) -> list[st
         try:
             parent_fd, name, _ = open_parent(root_fd, path)
             try:
-                own = read_mnt_id(parent_fd) == read_mnt_id(root_fd) or is_own(parent_fd, root_fd, of_host)
+                own = read_mnt_id(parent_fd) == read_mnt_id(root_fd) or is_on_own_tmpfs(parent_fd, root_fd, of_host)
                 if not own and not _is_mounted(parent_fd, name):
                     notes.append(f"{path} stays, in a directory that may be shared; it cannot be opened")
                 elif isinstance(action, Node):

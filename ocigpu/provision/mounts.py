@@ -160,7 +160,7 @@ def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> 
         return False
 
 
-def is_own(fd: int, root_fd: int, host_devices: "AbstractSet[str]") -> bool:
+def is_on_own_tmpfs(fd: int, root_fd: int, host_devices: "AbstractSet[str]") -> bool:
     """Tell whether a descriptor is on a mount that nobody else has: a tmpfs of the container's, such as its /dev.
 
     Another container may have the same root directory, and a volume is the host's.  ``host_devices``: of

@@ -93,8 +93,8 @@ class Transaction:
     """What one worker does in a container, all of it or nothing.
 
     It works in the container's mount namespace with /proc/self as working directory.  ``container``: None only for
-    undoing.  ``host_devices``: as for :func:`ocigpu.provision.mounts.is_own`.  ``host_mnt_fd``: the host's mount
-    namespace.  ``make_nodes``: nodes that are made here can be opened.  ``stand_in``: as for take_source.
+    undoing.  ``host_devices``: as for :func:`ocigpu.provision.mounts.is_on_own_tmpfs`.  ``host_mnt_fd``: the host's
+    mount namespace.  ``make_nodes``: nodes that are made here can be opened.  ``stand_in``: as for take_source.
     ``ldconfig``: one that is ready or runs.  ``notes``: what a user should know, a sentence each.
     """
 
@@ -200,7 +200,7 @@ class Transaction:
         return at
 
     def _is_on_own_tmpfs(self, fd: int) -> bool:
-        """Tell what :func:`ocigpu.provision.mounts.is_own` does; raises OSError.
+        """Tell what :func:`ocigpu.provision.mounts.is_on_own_tmpfs` does; raises OSError.
 
         A mount of the container's is looked up in its table once, and kept open: its id stays its own.
         """
@@ -208,7 +208,7 @@ class Transaction:
         if mnt_id not in self._own:
             if self.container is None:  # in the host's namespace, where a tmpfs is anybody's
                 return False
-            if not mounts.is_own(fd, self.root_fd, self.host_devices):
+            if not mounts.is_on_own_tmpfs(fd, self.root_fd, self.host_devices):
                 return False
             self._own[mnt_id] = os.dup(fd)
         return True
