@@ -68,6 +68,7 @@ def enter(session_directory: Path, simulated_host: SimulatedHost, probes: Path) 
     """Words that run a command on a machine of our own, with a simulated host's settings in /etc."""
     requirements.require(requirements.overlay())
     preload = "" if requirements.may_raise_limits() else str(probes / "memlock.so")
+    of_machine = host_machine.cgroups_named("libpod_parent")
     with private_machine(session_directory / "private") as enter:
         run([*enter, "cp", simulated_host.settings, "/etc/ocigpu/config.toml"])
         file = session_directory / "private-containers.conf"
@@ -77,6 +78,7 @@ def enter(session_directory: Path, simulated_host: SimulatedHost, probes: Path) 
         run([*enter, "cp", file, "/etc/containers/containers.conf"])
         run([*enter, PROGRAMS / "ocigpu", "cdi", "generate", "--max-version=0.5.0", "--output=/etc/cdi/nvidia.yaml"])
         yield enter
+    host_machine.remove_cgroups("libpod_parent", but=of_machine)
 
 
 @pytest.fixture(scope="module")

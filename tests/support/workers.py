@@ -19,8 +19,13 @@ ORDER = (
     *("sim/", "doctor/", "cdi/", "host/", "cli/"),
 )
 """Starts of the names of files, the longest first: what begins last should be short."""
-TOGETHER = {"test_apt.py": "test_packages.py"}
-"""Files that go to the worker of another: both need the packages, which are built in one directory of the clone."""
+TOGETHER = {
+    "test_apt.py": "test_packages.py",
+    "engines/test_engines_configured_podman.py": "engines/test_engines_all.py",
+}
+"""Files that go to the worker of another: both need the packages, which are built in one directory of the clone; or
+both remove the one cgroup that Podman has for all containers.
+"""
 SPLIT = ("security/test_security_faults.py", "security/test_security_race.py")
 """Long files whose tests have nothing in common: they are dealt out one function at a time."""
 
