@@ -10,36 +10,17 @@ set -euo pipefail
 umask 022
 here=$(cd "$(dirname "$0")" && pwd)
 repository=$(cd "$here/../.." && pwd)
-grounds=${GROUNDS:-${XDG_CACHE_HOME:-$HOME/.cache}/ocigpu-grounds}
-mirror=${MIRROR:-http://deb.debian.org/debian}
 packages=systemd,systemd-sysv,libnss-systemd,dbus,dbus-user-session,udev,procps,kmod,sudo,iproute2,iptables,ca-certificates
 packages=$packages,docker.io,docker-cli,docker-compose,containerd,podman,runc,crun,uidmap,slirp4netns,passt,fuse-overlayfs
 packages=$packages,python3,python3-venv,python3-dev,gcc,libc6-dev,libcap-dev,make,git,dpkg-dev,musl-tools,busybox-static
 
-die() { echo "test-grounds: $*" >&2; exit 2; }
+target=test-grounds
+# shellcheck source=tests/grounds/roots.sh
+. "$here/roots.sh"
 [ "$(id -u)" -eq 0 ] || die 'needs root'
-if ! command -v mmdebstrap >/dev/null; then
-  command -v apt-get >/dev/null || die 'mmdebstrap is missing: install it with the package manager'
-  echo 'missing: mmdebstrap; installing with apt-get'
-  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends mmdebstrap >/dev/null
-fi
+need mmdebstrap mmdebstrap
 cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
 [ -n "$cgroups" ] || die 'no cgroup2 file system is mounted'
-
-keep() { # NAME VARIANT PACKAGES: prints the path of a root (or of an archive, NAME.tar), made anew after a week
-  local suite=${1%%.*} path
-  path=$grounds/${1%%.*}-$(echo "$2 $3 $mirror" | cksum | cut -d' ' -f1)${1#"${1%%.*}"}
-  if [ -z "$(find "$path" -maxdepth 0 -mtime -7 2>/dev/null)" ]; then
-    echo "making $path (a minute or two)" >&2
-    rm -rf --one-file-system "$grounds/$suite"-*"${1#"$suite"}" "$path.new${1#"$suite"}"
-    # unstable's list of packages is not signed for long
-    mmdebstrap --quiet --mode=root --variant="$2" --aptopt='Acquire::Languages "none"' \
-      --aptopt='Acquire::Check-Valid-Until "false"' ${3:+--include="$3"} "$suite" "$path.new${1#"$suite"}" "$mirror" >&2
-    touch "$path.new${1#"$suite"}"
-    mv "$path.new${1#"$suite"}" "$path"
-  fi
-  echo "$path"
-}
 
 finish() { # ends the ground of $run: all processes of its cgroup, whatever they are at; then nothing of it is mounted
   [ -n "${run:-}" ] || return 0

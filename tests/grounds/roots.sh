@@ -1,0 +1,35 @@
+# shellcheck shell=bash
+# roots.sh: what scripts share that make roots of Debian and keep them between runs ($GROUNDS); $target is make's word.
+grounds=${GROUNDS:-${XDG_CACHE_HOME:-$HOME/.cache}/ocigpu-grounds}
+mirror=${MIRROR:-http://deb.debian.org/debian}
+
+die() { echo "${target:?}: $*" >&2; exit 2; }
+
+need() { # PROGRAM PACKAGE...: installs the packages of the programs that are missing
+  local missing='' packages=''
+  while [ $# -gt 0 ]; do
+    command -v "$1" >/dev/null || { missing="$missing $1"; packages="$packages $2"; }
+    shift 2
+  done
+  [ -n "$missing" ] || return 0
+  command -v apt-get >/dev/null || die "missing:$missing: install them with the package manager"
+  echo "missing:$missing; installing with apt-get:$packages"
+  # shellcheck disable=SC2086 # a list of words
+  apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $packages >/dev/null
+}
+
+keep() { # NAME VARIANT PACKAGES [OPTION...]: prints the path of what mmdebstrap makes so, made anew after a week
+  # NAME: a suite, or SUITE.tar for an archive, or SUITE.WORD for another directory of that suite
+  local suite=${1%%.*} kind=${1#"${1%%.*}"} path
+  path=$grounds/$suite-$(echo "${*:2} $mirror" | cksum | cut -d' ' -f1)$kind
+  if [ -z "$(find "$path" -maxdepth 0 -mtime -7 2>/dev/null)" ]; then
+    echo "making $path (some minutes)" >&2
+    find "$grounds" -maxdepth 1 -regex ".*/$suite-[0-9]+\(\.new\)?$kind" -exec rm -rf --one-file-system {} +
+    # unstable's list of packages is not signed for long
+    mmdebstrap --quiet --mode=root --variant="$2" --aptopt='Acquire::Languages "none"' \
+      --aptopt='Acquire::Check-Valid-Until "false"' ${3:+--include="$3"} "${@:4}" "$suite" "$path.new$kind" "$mirror" >&2
+    touch "$path.new$kind"
+    mv "$path.new$kind" "$path"
+  fi
+  echo "$path"
+}
