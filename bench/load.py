@@ -1,9 +1,9 @@
 """``make load``: thousands of containers, one after another and many at once, and what is left of them.
 
-In each mode it starts 2,000 containers one after another, then 64 that exist at the same time. It uses cgroup version
-2 alone where possible, so that device policies are BPF programs. Before and after, it counts everything that could
-remain: mounts, BPF programs, cgroups, files below /run/ocigpu, open files of the machine, processes. It fails if a
-container fails, or if anything remains.
+In each mode it starts 2,000 containers one after another, then 64 at the same time. It uses cgroup version 2 alone
+where possible, so that device policies are BPF programs. Before and after, it counts everything that could be left
+behind: mounts, BPF programs, cgroups, files below /run/ocigpu, open files on the machine, processes. It fails if a
+container fails or anything is left behind.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def measure(bench: Bench, sequence: int, at_once: int) -> bool:
             bench.out.say(f"{mode}: {text}")
         if problems:
             bench.out.say(f"{mode}: left behind: {', '.join(problems)}")
-    columns = ["mode", "containers", "", "a second", "failures"]
+    columns = ["mode", "containers", "", "per second", "failures"]
     bench.out.table("Containers: create, start, delete; 8 GPUs each", columns, rows)
     bench.out.table("What there is on the machine, before / after", ["mode", *count_all(bench.work)], left_rows)
     return failed
