@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import requirements
+from support.machine import MACHINE
 from support.process import Completed, run
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -32,7 +33,7 @@ def release(own: str, tmp_path: Path) -> Path:
     directory.mkdir()
     python, machine = own.removesuffix(".deb").partition("+")[2].split("_")
     names = [own, own.replace("_1.0", "-kubernetes_1.0"), own.replace("_1.0", "-kubernetes_0.9")]
-    names += ["ocigpu-nvidia-names_1.0_all.deb", f"ocigpu-1.0-1.{python}.x86_64.rpm", "ocigpu-1.0-py3-none-any.whl"]
+    names += ["ocigpu-nvidia-names_1.0_all.deb", f"ocigpu-1.0-1.{python}.{MACHINE}.rpm", "ocigpu-1.0-py3-none-any.whl"]
     names += [own.replace(python, "python3.9"), own.replace(python, "python3.99"), own.replace(machine, "riscv64")]
     names += [own.replace("1.0", "0.9")]
     for name in names:

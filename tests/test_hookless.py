@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.asking import request_from_variables
 from support.bundle import base_config
+from support.machine import LOADER
 
 from ocigpu.bundle import hookless
 from ocigpu.bundle.declared import Declared
@@ -46,7 +47,7 @@ def bundle(tmp_path: Path) -> Path:
     directory = tmp_path / "bundle"
     for name in ("etc", "usr/lib64", "usr/lib/xorg"):
         (directory / "rootfs" / name).mkdir(parents=True)
-    (directory / "rootfs/usr/lib64/ld-linux-x86-64.so.2").touch()
+    (directory / "rootfs/usr/lib64" / LOADER).touch()
     (directory / "rootfs/usr/lib64/libcuda.so").symlink_to("libcuda.so.525")
     (directory / "config.json").write_text(json.dumps(base_config(["true"])))
     return directory

@@ -26,7 +26,7 @@ from ocigpu.gpus.vfio.facts import GPU_CLASSES, SWITCH_CLASS
 from ocigpu.kubernetes.tenants.kinds import KINDS, REVISION
 from ocigpu.system.programs import run_program
 
-QEMU = ("/opt/kata/bin/qemu-system-x86_64", "/usr/bin/qemu-system-x86_64")
+QEMU = tuple(f"{directory}/qemu-system-{os.uname().machine}" for directory in ("/opt/kata/bin", "/usr/bin"))
 KATA_VERSION, KATA_VERSIONS = "/opt/kata/VERSION", "/opt/kata/versions.yaml"
 _NAME = "configuration-qemu-nvidia-gpu.toml"
 KATA_CONFIGS = (

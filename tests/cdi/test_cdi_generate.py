@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.drafts import draft_of
+from support.machine import LIBRARIES
 
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.edits import Draft, DraftDevice, HookOptions, enabled_hooks
@@ -555,7 +556,7 @@ def test_management_has_all_libraries_of_the_driver_and_no_other_file_for_graphi
         path.rpartition("/")[2] for path in left
     }
     (hook,) = spec["containerEdits"]["hooks"]
-    assert f"libGLX_nvidia.so.{version}::/usr/lib/x86_64-linux-gnu/libGLX_nvidia.so.0" in hook["args"]
+    assert f"libGLX_nvidia.so.{version}::{LIBRARIES}/libGLX_nvidia.so.0" in hook["args"]
     assert "nvidia-drm_gbm.so" not in " ".join(hook["args"])
 
 

@@ -12,6 +12,7 @@ import pytest
 from support import requirements
 from support.bundle import base_config
 from support.jsondiff import render_exactly
+from support.machine import LOADER, TRIPLET
 
 from ocigpu.cdi.generate import generate
 from ocigpu.containers.difference import find_original
@@ -26,7 +27,7 @@ from ocigpu.system import store
 from ocigpu.system.log import Log
 
 Config = dict[str, Any]
-LIBRARIES = "usr/lib/x86_64-linux-gnu"
+LIBRARIES = f"usr/lib/{TRIPLET}"
 LINK = ["create-symlinks", "--link", "libcuda.so.1::/usr/lib/libcuda.so"]
 
 
@@ -106,7 +107,7 @@ class Machine:
         for path in (specs, self.rootfs / "etc", self.rootfs / LIBRARIES, self.rootfs / "lib64"):
             path.mkdir(parents=True, mode=0o755)
         (self.rootfs / "etc/debian_version").touch()
-        (self.rootfs / "lib64/ld-linux-x86-64.so.2").touch()
+        (self.rootfs / "lib64" / LOADER).touch()
         self.settings = Settings(
             mode="cdi", simulation_root=str(host), cdi_spec_dirs=(str(specs),), hook_path=str(program)
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.machine import LIBRARIES, MACHINE, read_recorded
 
 from ocigpu.cdi.generate import generate
 from ocigpu.cdi.hook_words import CreateSymlinks, UpdateLdCache, parse_hook
@@ -22,9 +23,8 @@ from ocigpu.system.settings_file import read_settings
 pytestmark = pytest.mark.root  # a simulated host with real device nodes
 
 RECORDED_FILE = Path(__file__).parents[1] / "recorded/vendor-cdi-8gpu.yaml"
-RECORDED: dict[str, Any] = yaml.safe_load(RECORDED_FILE.read_text())
+RECORDED: dict[str, Any] = yaml.safe_load(read_recorded(RECORDED_FILE))
 VERSION = "550.163.01"
-LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 FLAT = "hook mode puts every library into one directory, which the loader's cache has; here it is the same one"
 NOT_HERE = "the simulated host does not have it, or has it elsewhere"
 COMPAT32 = "the capability compat32: the vendor's generator has no 32-bit libraries at all"
@@ -44,7 +44,7 @@ ONLY_OURS = {
     f"mount {LIBRARIES}/libvdpau_nvidia.so.{VERSION}": FLAT,
     f"link libnvidia-egl-gbm.so.1.1.1::{LIBRARIES}/libnvidia-egl-gbm.so.1": SONAME,
     f"link libnvidia-egl-wayland.so.1.1.13::{LIBRARIES}/libnvidia-egl-wayland.so.1": SONAME,
-    "folder /usr/lib/i386-linux-gnu": COMPAT32,
+    **({"folder /usr/lib/i386-linux-gnu": COMPAT32} if MACHINE == "x86_64" else {}),
 }
 MOVED = {
     "/etc/vulkan/icd.d/nvidia_icd.json": NOT_HERE,
@@ -201,4 +201,4 @@ def test_without_the_fingerprint_the_version_is_the_recorded_one(settings: Setti
 
 
 def test_the_recorded_specification_is_written_byte_for_byte_as_it_was() -> None:
-    assert dump_yaml(RECORDED) == RECORDED_FILE.read_text()
+    assert dump_yaml(RECORDED) == read_recorded(RECORDED_FILE)

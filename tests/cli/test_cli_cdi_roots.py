@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support import requirements
+from support.machine import LIBRARIES, MACHINE
 
 from ocigpu.cli.main import main
 
@@ -21,7 +22,6 @@ pytestmark = pytest.mark.root  # nodes, and a library that is loaded below anoth
 Run = Callable[..., tuple[int, str, str]]
 Generate = Callable[..., dict[str, Any]]
 VERSION = "550.163.01"
-LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 CUDA = f"libcuda.so.{VERSION}"
 
 
@@ -106,7 +106,7 @@ def test_a_driver_containers_root_is_no_part_of_what_containers_see(
     assert nodes(spec) == {path: f"{root}{path}" for path in nodes(spec)}
     assert {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"} <= set(nodes(spec))
     assert spec["containerEdits"]["env"][0] == f"NVIDIA_CTK_LIBCUDA_DIR={LIBRARIES}"
-    assert folders(spec) == [LIBRARIES, "/usr/lib/i386-linux-gnu"]
+    assert folders(spec) == [LIBRARIES, *(["/usr/lib/i386-linux-gnu"] if MACHINE == "x86_64" else [])]
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])

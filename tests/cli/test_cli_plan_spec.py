@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.asking import request_from_variables
 from support.bundle import base_config
+from support.machine import LOADER
 
 from ocigpu.bundle.declared import edit_declared
 from ocigpu.bundle.from_plan import declare
@@ -34,7 +35,7 @@ def write(tmp_path: Path, config: dict[str, Any], rootfs: bool = True) -> Path:
     if rootfs:
         for name in ("etc", "usr/lib64"):
             (bundle / "rootfs" / name).mkdir(parents=True)
-        (bundle / "rootfs/usr/lib64/ld-linux-x86-64.so.2").touch()
+        (bundle / "rootfs/usr/lib64" / LOADER).touch()
     (bundle / "config.json").write_text(json.dumps(config))
     return bundle
 

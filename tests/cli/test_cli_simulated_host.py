@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import requirements
+from support.machine import read_recorded
 
 from ocigpu import __version__
 from ocigpu.cli.main import main
@@ -144,7 +145,7 @@ def test_container_cli_list_has_the_vendors_lines_in_the_vendors_order(
     """This host also has MIG devices, and libraries that the recorded one lacked."""
     assert container_cli_main(["-k", "-u0:0", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    recorded = (DATA / "list-8gpu.txt").read_text().splitlines()
+    recorded = read_recorded(DATA / "list-8gpu.txt").splitlines()
     assert [line for line in lines if line in recorded] == recorded
     extra = [line for line in lines if line not in recorded]
     assert all(".so." in line or "nvidia-cap" in line or "/capabilities/" in line for line in extra)

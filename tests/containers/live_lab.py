@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from containers_lab import Made
 from support import reapply
+from support.machine import LIBRARIES
 from support.process import Completed, explain, run
 from support.product import PROGRAMS, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import Answers, answers, parts, probe, script
@@ -27,7 +28,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.system.settings_file import read_settings
 
-HOST_LIBRARY = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01"
+HOST_LIBRARY = f"{LIBRARIES}/libcuda.so.550.163.01"
 
 
 def view(made: Made) -> tuple[str, ...]:

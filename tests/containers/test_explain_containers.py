@@ -13,6 +13,7 @@ import pytest
 from containers_lab import VIEWS, WAITING, Made, container, ocigpu, settings_with
 from support import requirements
 from support.fixtures import MakeBundle
+from support.machine import LIBRARIES
 from support.product import SimulatedHost
 
 from ocigpu.containers import asked, child
@@ -84,16 +85,15 @@ def test_what_is_gone_from_a_container_is_named(
         for name in ("/dev/nvidia0", "/dev/nvidia1"):
             os.unlink(f"{root}{name}")
         os.mknod(f"{root}/dev/nvidia0", 0o666 | 0o020000, os.makedev(1, 3))
-        directory = "/usr/lib/x86_64-linux-gnu"
-        os.unlink(f"{root}{directory}/libcuda.so.1")
-        os.symlink("elsewhere", f"{root}{directory}/libcuda.so.1")
+        os.unlink(f"{root}{LIBRARIES}/libcuda.so.1")
+        os.symlink("elsewhere", f"{root}{LIBRARIES}/libcuda.so.1")
         data = explained(simulated_host, made.name, "--root", str(made.state))
         states = {path: state for path, state in now(data).items() if state not in ("there", "")}
         assert states == {
             "/usr/bin/nvidia-smi": "another",  # the empty file that it was mounted on
             "/dev/nvidia0": "another",
             "/dev/nvidia1": "missing",
-            f"{directory}/libcuda.so.1": "another",
+            f"{LIBRARIES}/libcuda.so.1": "another",
         }
         assert len(data["missing"]) == 4
         assert [gpu["state"] for gpu in data["report"]["gpus"]] == ["no node", "no node"]

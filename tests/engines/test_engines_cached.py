@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support import requirements
+from support.machine import TRIPLET
 from support.process import wait_for
 from support.product import REPOSITORY, RUNTIME, make_simulated_host
 
@@ -117,7 +118,7 @@ def change_host(host: Path) -> None:
         (host / "dev" / name).chmod(0o666)
     devices = host / "proc/devices"
     devices.write_text(devices.read_text().replace("510 nvidia-uvm", "411 nvidia-uvm"))
-    directory = next(host.glob("usr/lib/x86_64*"))
+    directory = host / "usr/lib" / TRIPLET
     library = next(directory.glob("libcuda.so.5*"))
     (directory / "new").mkdir()
     shutil.move(library, directory / "new" / library.name)

@@ -10,6 +10,7 @@ import pytest
 from support import machine
 from support.bundle import LIBRARIES
 from support.fixtures import MakeBundle
+from support.machine import MACHINE
 from support.process import Completed, explain
 from support.product import PROGRAMS
 from support.runtimes import container_id, run_container
@@ -48,7 +49,7 @@ def start(bundle: Path, low_level: str, env: dict[str, str]) -> Completed:
 def test_no_text_that_only_root_of_the_host_can_read_is_copied_into_the_container(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], low_level: str, source: str
 ) -> None:
-    path = "/etc/ld-musl-x86_64.path"
+    path = f"/etc/ld-musl-{MACHINE}.path"
     look = ["sh", "-c", f"[ -L {path} ] && echo link"]
     bundle = make(make_bundle, look, ["update-ldcache", "--folder", "/opt/lib"], layout="alpine-like")
     file = bundle / f"rootfs{path}"

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from support.bundle import LIBRARIES as MULTIARCH
 from support.bundle import base_config, write_bundle
+from support.machine import LIBRARIES
 from support.podman import Podman, make_podman
 from support.process import run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
@@ -214,7 +215,7 @@ VENDOR = {
     "/tmp/dri-": "as above",
     "/vulkan/": "at another place on the recorded machine, which the simulated host does not have",
     "cache libnvidia-ml.so (": "a link for linking programs, which hook mode has not",
-    "link /usr/lib/x86_64-linux-gnu/libnvidia-ml.so": "as above",
+    f"link {LIBRARIES}/libnvidia-ml.so": "as above",
 }
 """Parts of keys in which a container by NVIDIA's specification differs, and why."""
 

@@ -11,6 +11,7 @@ import pytest
 from support import machine, requirements
 from support.bundle import LIBRARIES, give_to
 from support.fixtures import MakeBundle
+from support.machine import CACHED, MACHINE
 from support.process import Completed, explain
 from support.product import PROGRAMS, RUNTIME, PublicCopy, SimulatedHost
 from support.runtimes import answers, container_id, parts, probe, run_container, script
@@ -105,8 +106,8 @@ def assert_in_place(result: Completed) -> None:
     assert result.returncode == 0, explain(result)
     links, cache, params, gpus, profile, opened, conf = parts(result.stdout)
     assert links.splitlines() == list(LINKS.values()), explain(result)
-    assert f"libcuda.so.1 (libc6,x86-64) => {DIRECTORY}/libcuda.so.1" in cache
-    assert f"libnvidia-ml.so.1 (libc6,x86-64) => {DIRECTORY}/libnvidia-ml.so.1" in cache
+    assert f"libcuda.so.1 ({CACHED}) => {DIRECTORY}/libcuda.so.1" in cache
+    assert f"libnvidia-ml.so.1 ({CACHED}) => {DIRECTORY}/libnvidia-ml.so.1" in cache
     assert "ModifyDeviceFiles: 0" in params.splitlines()
     assert gpus.splitlines() == ["0000:01:00.0", "0000:06:00.0"]
     assert '"EGLVisibleDGPUDevices", 0x21]' in profile
@@ -248,7 +249,7 @@ def test_libraries_have_their_sonames_whatever_release_wrote_the_specification(
     links, cache, opened = parts(result.stdout)
     assert links.splitlines() == list(TOOLKIT_LIBRARIES[:5]), explain(result)
     for soname in SONAMES:
-        assert f"{soname} (libc6,x86-64) => {DIRECTORY}/{soname}\n" in cache
+        assert f"{soname} ({CACHED}) => {DIRECTORY}/{soname}\n" in cache
     assert opened.splitlines() == [f"dlopen {soname} ok" for soname in SONAMES]
     assert not list((bundle / f"rootfs{DIRECTORY}").glob(".ocigpu-*"))
 
@@ -351,7 +352,7 @@ def test_an_image_without_a_shell_or_etc_is_fine(
         assert "ModifyDeviceFiles: 0" in seen["read", "/proc/driver/nvidia/params"].splitlines()
         assert seen["stat", f"{DIRECTORY}/libcuda.so.1"].startswith("l ")
         assert seen["stat", PROFILE].split()[2] == "0444"
-        path_file = bundle / "rootfs/etc/ld-musl-x86_64.path"
+        path_file = bundle / f"rootfs/etc/ld-musl-{MACHINE}.path"
         assert path_file.exists() == (layout == "alpine-like")
         if path_file.exists():
             text = f"/lib:/usr/local/lib:/usr/lib\n{DIRECTORY}\n{DIRECTORY}/vdpau\n"

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from support import machine, requirements
 from support.fixtures import MakeBundle
+from support.machine import LIBRARIES
 from support.process import explain, is_alive, run, wait_for
 from support.product import PROGRAMS, RUNTIME, STUBS, SimulatedHost, listed_uuids, write_stub
 from support.runtimes import container_id, create_and_start, run_container, start_in_background, view_of
@@ -211,7 +212,7 @@ def test_a_hook_that_is_replayed_by_hand_does_without_it(
                 [*words, "prestart"], input=state, capture_output=True, text=True, timeout=60, check=False
             )
             assert done.returncode == 0, done.stderr
-        assert (bundle / "rootfs/usr/lib/x86_64-linux-gnu/libcuda.so.1").is_symlink()
+        assert (bundle / f"rootfs{LIBRARIES}/libcuda.so.1").is_symlink()
     finally:
         run([*command, "delete", "--force", name], env=env, check=False)
 

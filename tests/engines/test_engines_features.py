@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support import machine, requirements
 from support.fixtures import MakeBundle
+from support.machine import CACHED, MACHINE, TRIPLET
 from support.process import Completed, explain, run
 from support.product import (
     CONTROL_NODES,
@@ -204,8 +205,8 @@ def test_the_node_of_a_feature_is_given_to_who_asks_for_it(start: Start, b200_ho
 def test_32_bit_libraries_come_with_compat32_only(start: Start, capabilities: str) -> None:
     result = start(["ldconfig", "-p"], {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": capabilities})
     assert result.returncode == 0, explain(result)
-    assert "\tlibcuda.so.1 (libc6,x86-64) => " in result.stdout
-    assert ("\tlibcuda.so.1 (libc6) => " in result.stdout) == ("compat32" in capabilities)
+    assert f"\tlibcuda.so.1 ({CACHED}) => " in result.stdout
+    assert ("\tlibcuda.so.1 (libc6) => " in result.stdout) == ("compat32" in capabilities and MACHINE == "x86_64")
 
 
 @pytest.mark.parametrize("kind", ["config", "monitor"])
@@ -245,7 +246,7 @@ def test_an_unprivileged_container_may_not_configure_or_watch_mig(
     ("settings", "chosen"),
     [
         pytest.param("", "cuda/compat", id="newer in the image"),
-        pytest.param('cuda-compat-mode = "disabled"', "lib/x86_64-linux-gnu", id="disabled by settings"),
+        pytest.param('cuda-compat-mode = "disabled"', f"lib/{TRIPLET}", id="disabled by settings"),
     ],
 )
 def test_the_loader_prefers_compatibility_libraries_of_the_image(
@@ -254,7 +255,7 @@ def test_the_loader_prefers_compatibility_libraries_of_the_image(
     def prepare(rootfs: Path) -> None:
         directory = rootfs / "usr/local/cuda/compat"
         directory.mkdir(parents=True)
-        library = b200_host.directory / f"usr/lib/x86_64-linux-gnu/libcuda.so.{VERSION}"
+        library = b200_host.directory / f"usr/lib/{TRIPLET}/libcuda.so.{VERSION}"
         shutil.copy(library, directory / "libcuda.so.999.10.01")
         (directory / "libcuda.so.1").symlink_to("libcuda.so.999.10.01")
 

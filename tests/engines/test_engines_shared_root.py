@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.bundle import base_config, write_bundle
 from support.fixtures import MakeBundle
+from support.machine import TRIPLET
 from support.process import explain, run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost
 from support.runtimes import container_id, set_cgroup, start_in_background, view_of
@@ -74,7 +75,7 @@ def driver_mounts(pid: int) -> list[str]:
 
 
 def links(rootfs: Path) -> dict[str, str]:
-    directory = rootfs / "usr/lib/x86_64-linux-gnu"
+    directory = rootfs / f"usr/lib/{TRIPLET}"
     return {path.name: os.readlink(path) for path in directory.iterdir() if path.is_symlink() and "so" in path.name}
 
 

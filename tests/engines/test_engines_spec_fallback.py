@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.bundle import give_to
 from support.fixtures import MakeBundle
+from support.machine import TRIPLET
 from support.process import Completed, explain
 from support.product import CONTROL_NODES, LIBRARIES, RUNTIME, SimulatedHost, failed_with, gpu_names, listed_uuids
 from support.runtimes import answers, container_id, parts, probe, run_container, script
@@ -19,7 +20,7 @@ from support.survey import OWN_RUN
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 RUNTIMES = pytest.mark.parametrize("low_level", ["runc", "crun"])
-LIBRARY_DIR = "usr/lib/x86_64-linux-gnu"
+LIBRARY_DIR = f"usr/lib/{TRIPLET}"
 GPU_2 = {"NVIDIA_VISIBLE_DEVICES": "2"}
 
 Edit = Callable[[dict[str, Any]], None]

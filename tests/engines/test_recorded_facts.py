@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from support.machine import LIBRARIES, read_recorded
 from support.product import PROGRAMS
 from support.runtimes import container_id
 
@@ -21,8 +22,7 @@ from ocigpu.sim.made import remove_host
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RECORDED: dict[str, Any] = json.loads((REPOSITORY / "tests/recorded/vendor-legacy.json").read_text())
-TRIPLET = "/usr/lib/x86_64-linux-gnu"
+RECORDED: dict[str, Any] = json.loads(read_recorded(REPOSITORY / "tests/recorded/vendor-legacy.json"))
 
 REQUESTS = {
     "debian-8gpu-all": ("all", "compute,utility"),
@@ -40,7 +40,7 @@ REQUESTS = {
 def is_moved_graphics_file(path: str) -> bool:
     """The vendor's shim mounts some graphics libraries where the host has them, a directory this image's loader does
     not search without its cache; ours go where all other driver libraries go."""
-    return path.startswith((f"{TRIPLET}/libnvidia-egl-", f"{TRIPLET}/gbm/"))
+    return path.startswith((f"{LIBRARIES}/libnvidia-egl-", f"{LIBRARIES}/gbm/"))
 
 
 class Seen(NamedTuple):

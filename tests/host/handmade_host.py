@@ -1,17 +1,17 @@
 """Hand-made hosts: trees of small files below a directory, with libraries written byte by byte."""
 
 import os
-import platform
 import stat
 import struct
 from pathlib import Path
 
+from support.machine import MACHINE, TRIPLET
+
 from ocigpu.core.settings import Settings
 
 VERSION = "550.163.01"
-TRIPLET = f"{platform.machine()}-linux-gnu"
 MACHINES = {"x86_64": (62, 3), "aarch64": (183, 40)}
-NATIVE = MACHINES[platform.machine()]
+NATIVE = MACHINES[MACHINE]
 
 
 def elf_bytes(soname: str, bits: int = 64, machine: int = 0, kind: int = 3) -> bytes:
@@ -67,7 +67,7 @@ class HostTree:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cache: list[tuple[str, str, int]] = []
-        self.flags = {"x86_64": (0x0303, 0x0003), "aarch64": (0x0A03, 0x0903)}[platform.machine()]
+        self.flags = {"x86_64": (0x0303, 0x0003), "aarch64": (0x0A03, 0x0903)}[MACHINE]
 
     @property
     def settings(self) -> Settings:

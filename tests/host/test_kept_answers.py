@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.asking import request_from_variables
+from support.machine import LOADER, MUSL_LOADER
 from test_host_cached import CHANGES
 
 from ocigpu.bundle import hookless
@@ -95,7 +96,7 @@ def starts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Star
     subprocess.run(["cp", "-a", model, tmp_path / "host"], check=True)
     (tmp_path / "image/etc").mkdir(parents=True)
     (tmp_path / "image/usr/lib64").mkdir(parents=True)
-    (tmp_path / "image/usr/lib64/ld-linux-x86-64.so.2").touch()
+    (tmp_path / "image/usr/lib64" / LOADER).touch()
     found = Starts(tmp_path / "host", tmp_path / "image", monkeypatch)
     found.start()
     found.start()  # the facts are kept since the first one
@@ -123,7 +124,7 @@ def to_debian(image: Path) -> None:
 
 
 def to_musl(image: Path) -> None:
-    (image / "usr/lib64/ld-linux-x86-64.so.2").rename(image / "usr/lib64/ld-musl-x86_64.so.1")
+    (image / "usr/lib64" / LOADER).rename(image / "usr/lib64" / MUSL_LOADER)
 
 
 def with_lib32(image: Path) -> None:

@@ -4,7 +4,7 @@ import errno
 import os
 
 import pytest
-from support import machine
+from support import machine, requirements
 from support.bpf_programs import detach_device_program, read_instructions, read_program_id
 
 from ocigpu.provision.device_filter import FilterRule, device_program
@@ -12,14 +12,13 @@ from ocigpu.system import bpf, libc
 
 pytestmark = pytest.mark.root
 
-UNIFIED = "/sys/fs/cgroup/unified" if os.path.exists("/sys/fs/cgroup/unified") else "/sys/fs/cgroup"
 DENY_ALL = device_program([])
 ALLOW_NULL = device_program([FilterRule(True, "c", 1, 3, "rwm")])
 
 
 @pytest.fixture
 def cgroup_fd():
-    path = f"{UNIFIED}/{machine.NAME}"
+    path = f"{requirements.CGROUP2}/{machine.NAME}"
     os.mkdir(path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     yield fd

@@ -1,6 +1,5 @@
 """What a user reads when the kernel refuses a step: the action, the system call, the path he knows, the cause."""
 
-import os
 import re
 import resource
 import struct
@@ -10,6 +9,8 @@ from typing import Any
 
 import pytest
 from provision_lab import READ_ONLY, Lab, host_mounts, make_rootfs, new_kernel, old_kernel, snapshot
+from support import requirements
+from support.machine import MACHINE
 
 from ocigpu.core.actions import Bind, Link, Node, Plan, TextFile, Tmpfs
 from ocigpu.core.facts import DeviceNode
@@ -18,9 +19,8 @@ from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
 
-HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h" if os.uname().machine == "x86_64" else
-              "/usr/include/asm-generic/unistd.h")  # fmt: skip
-NUMBERS = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+)\s+(\d+)", HEADER.read_text())}
+TEXT = requirements.SYSTEM_CALLS[MACHINE].read_text()
+NUMBERS = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+)\s+(\d+)", TEXT)}
 OLD = {name: name for name in ("chown", "renameat") if name in NUMBERS}
 """Calls that younger machines lack."""
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06

@@ -14,7 +14,7 @@ import time
 
 import pytest
 from bpf_interpreter import run_device_program
-from support import machine
+from support import machine, requirements
 from support.bpf_programs import detach_device_program, read_instructions, read_program_id
 from support.process import processor_seconds
 from support.runtimes import container_id
@@ -40,7 +40,7 @@ CONFIG = {"linux": {"resources": {"devices": [DENY_ALL]}}}
 GPU0 = AllowDevice(195, 0, "rw", "GPU 0")
 CTL = AllowDevice(195, 255, "rw", "control")
 V1 = "/sys/fs/cgroup/devices"
-V2 = "/sys/fs/cgroup/unified"
+V2 = requirements.CGROUP2
 
 
 # -- pure --------------------------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ import signal
 import struct
 
 import pytest
+from support import requirements
 
 from ocigpu.core.errors import ApplyError
 from ocigpu.provision import fence
 from ocigpu.system import libc
 
-HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
 ALLOW, KILL, REFUSE = fence.SECCOMP_RET_ALLOW, fence.SECCOMP_RET_KILL_PROCESS, fence.SECCOMP_RET_ERRNO | errno.EPERM
 
 
@@ -61,8 +61,8 @@ def test_dangerous_calls_are_not_listed(machine, name):
 
 @pytest.mark.parametrize("machine", fence.SYSCALLS)
 def test_the_numbers_are_those_of_the_kernels_headers(machine):
-    with open(HEADERS[machine]) as file:
-        text = file.read()
+    requirements.require(requirements.system_calls(machine))
+    text = requirements.SYSTEM_CALLS[machine].read_text()
     numbers = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)$", text, re.M)}
     if machine == "aarch64":  # 64-bit names of the generic table, and a call it leaves to architectures
         numbers.update(newfstatat=numbers["fstatat"], prlimit64=numbers["prlimit64"])

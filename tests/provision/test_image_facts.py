@@ -12,13 +12,13 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from hypothesis import given
 from hypothesis import strategies as st
+from support.machine import LOADER, MACHINE, MUSL_LOADER, TRIPLET
 
 from ocigpu.core.facts import ImageFacts
 from ocigpu.gpus import elf
 from ocigpu.provision import compat, image, inside, loader
 
-TRIPLET = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}[os.uname().machine]
-DEBIAN32 = "/usr/lib/i386-linux-gnu" if os.uname().machine == "x86_64" else "/usr/lib32"
+DEBIAN32 = "/usr/lib/i386-linux-gnu" if MACHINE == "x86_64" else "/usr/lib32"
 
 
 def read(root: Path, driver: str = "550.163.01") -> ImageFacts:
@@ -79,14 +79,12 @@ def test_the_loader_is_found_whatever_a_directory_lists_first(
     libc: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a large directory a part is listed, and which is the file system's choice: here it is none of the names."""
-    machine = os.uname().machine
-    glibc = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}[machine]
-    touch(tmp_path, f"usr/lib64/{glibc}" if libc == "glibc" else f"lib/ld-musl-{machine}.so.1")
+    touch(tmp_path, f"usr/lib64/{LOADER}" if libc == "glibc" else f"lib/{MUSL_LOADER}")
     monkeypatch.setattr(inside, "MAX_ENTRIES", 0)
     assert read(tmp_path).libc == libc
     fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     try:
-        assert loader._musl_file(fd) == (f"/etc/ld-musl-{machine}.path" if libc == "musl" else "")
+        assert loader._musl_file(fd) == (f"/etc/ld-musl-{MACHINE}.path" if libc == "musl" else "")
     finally:
         os.close(fd)
 

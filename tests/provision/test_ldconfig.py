@@ -14,6 +14,7 @@ import time
 
 import pytest
 from support import machine
+from support.machine import LOADER
 
 from ocigpu.core.errors import ApplyError
 from ocigpu.core.settings import Settings
@@ -314,7 +315,7 @@ def test_an_etc_that_leads_out_of_the_root_leads_nowhere(root, marker):
 
 @pytest.mark.root
 def test_the_images_own_ldconfig_and_loader_are_never_executed(root, marker):
-    for name in ("sbin/ldconfig", "sbin/ldconfig.real", "usr/lib64/ld-linux-x86-64.so.2"):
+    for name in ("sbin/ldconfig", "sbin/ldconfig.real", f"usr/lib64/{LOADER}"):
         (root / name).write_text("#!/sbin/busybox sh\necho ran > /etc/ran\n")
         (root / name).chmod(0o755)
     refresh(root)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from security_lab import GIVERS, LIBRARY_DIR, MERGE, VERSION, WAYS, Build, Edit, Marker, fill, no_change, replace
+from support.machine import TRIPLET
 
 COMPAT = "usr/local/cuda/compat"
 COMPAT_READERS = (*GIVERS, "enable-cuda-compat")
@@ -232,7 +233,7 @@ attack("the image's own /dev has links to the host", 4, nodes_are_links, starts=
 VOLUME = "/vol"
 PLACES: dict[str, tuple[str, ...]] = {
     **{name: hooks for name, hooks in DIRECTORIES.items() if name != "dev"},
-    "usr/lib/x86_64-linux-gnu/gbm": ("create-symlinks",),
+    f"usr/lib/{TRIPLET}/gbm": ("create-symlinks",),
     "etc/nvidia/nvidia-application-profiles-rc.d": ("update-application-profile",),
     "run/nvidia-persistenced": ("create-symlinks",),
     "usr/lib/firmware/nvidia": (),

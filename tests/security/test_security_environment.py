@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support import requirements
 from support.fixtures import MakeBundle
+from support.machine import LIBRARIES
 from support.process import Completed, explain, run
 from support.product import PROGRAMS, RUNTIME, STUBS, SimulatedHost, listed_uuids, write_stub
 from support.runtimes import container_id, run_container, start_in_background
@@ -208,7 +209,7 @@ def created(
             done = subprocess.run(
                 words, input=state, capture_output=True, text=True, timeout=60, env=env, cwd=cwd, check=False
             )
-            assert (bundle / "rootfs/usr/lib/x86_64-linux-gnu/libcuda.so.1").is_symlink() == (done.returncode == 0)
+            assert (bundle / f"rootfs{LIBRARIES}/libcuda.so.1").is_symlink() == (done.returncode == 0)
             return done
         finally:
             run([*command, "delete", "--force", name], check=False)

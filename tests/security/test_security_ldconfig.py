@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from security_lab import GIVERS, LIBRARY_DIR, MODES, Attacks, Marker, hooks_of
-from support.machine import running_ldconfig
+from support.machine import LOADER, running_ldconfig
 from support.process import is_alive, run, wait_for
 from ways_of_images import FULL
 
@@ -37,7 +37,7 @@ def test_the_images_own_ldconfig_is_never_executed(attacks: Attacks, way: str, k
             hook["args"] += ["--ldconfig=/sbin/ldconfig"] if kind == "program" else []
 
     def build(rootfs: Path, marker: Marker) -> None:
-        for name in ("usr/sbin/ldconfig", "usr/sbin/ldconfig.real", "usr/lib64/ld-linux-x86-64.so.2"):
+        for name in ("usr/sbin/ldconfig", "usr/sbin/ldconfig.real", f"usr/lib64/{LOADER}"):
             path = rootfs / name
             path.unlink(missing_ok=True)
             if kind == "script":

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 from security_lab import CONFIGURE, GIVERS, VERSION, Attacks, Marker
 from support.bundle import LIBRARIES
+from support.machine import LOADER
 from ways_of_images import FULL
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "provision"))
@@ -140,7 +141,7 @@ def volume(tmp_path: Path, marker: Marker) -> Path:
     for name in ("usr/local/cuda/compat", "opt"):
         (path / name).mkdir(parents=True)
     (path / "usr/local/cuda/compat/libcuda.so.999.1").write_text("of the image\n")
-    (path / "usr/lib64/ld-linux-x86-64.so.2").touch()
+    (path / "usr/lib64" / LOADER).touch()
     for name in PAIRS:
         add_link(path, name, marker)
     # half of the links lead to something inside, too: then all goes well there

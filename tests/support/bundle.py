@@ -7,10 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from support.machine import MUSL_LOADER, TRIPLET
 from support.process import run
 
 LAYOUTS = ("busybox", "debian", "glibc", "alpine-like", "distroless", "no-etc")
-LIBRARIES = "usr/lib/x86_64-linux-gnu"
+LIBRARIES = f"usr/lib/{TRIPLET}"
 
 _CAPABILITIES = """AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETGID
 SETPCAP SETUID SYS_CHROOT"""
@@ -56,11 +57,11 @@ def make_rootfs(path: Path, layout: str, probes: Path) -> Path:
             target.symlink_to("busybox")
     if layout == "alpine-like":
         (path / "etc/alpine-release").write_text("3.20.3\n")
-        (path / "usr/lib/ld-musl-x86_64.so.1").write_bytes(b"")
+        (path / "usr/lib" / MUSL_LOADER).write_bytes(b"")
     if layout in ("debian", "glibc"):
         (path / LIBRARIES).mkdir()
         (path / "etc/debian_version").write_text("12.4\n")
-        (path / "etc/ld.so.conf").write_text("/usr/local/lib\n/lib/x86_64-linux-gnu\n/usr/lib/x86_64-linux-gnu\n")
+        (path / "etc/ld.so.conf").write_text(f"/usr/local/lib\n/lib/{TRIPLET}\n/usr/lib/{TRIPLET}\n")
     if layout == "glibc":
         _add_glibc(path, probes)
     return path

@@ -13,12 +13,27 @@ from pathlib import Path
 
 from support.process import is_alive, stop, wait_for
 
+from ocigpu.provision.image import LOADERS, TRIPLETS
+
 PREFIX = "ocigpu-test-"
 """Start of the name of everything the tests make: directories, cgroups, containerd namespaces."""
 NAME = f"{PREFIX}{secrets.token_hex(4)}"
 """What this process calls its own: no name of another process is part of it, nor it of another's."""
 
+MACHINE = os.uname().machine
+TRIPLET = TRIPLETS[MACHINE]
+LIBRARIES = f"/usr/lib/{TRIPLET}"
+"""Where Debian's family has libraries."""
+LOADER, MUSL_LOADER = LOADERS[MACHINE][0][0], LOADERS[MACHINE][-1][0]
+CACHED = {"x86_64": "libc6,x86-64", "aarch64": "libc6,AArch64"}[MACHINE]
+"""What ldconfig(8) says of libraries for this machine."""
+
 _foreign: set[str] = set()
+
+
+def read_recorded(path: Path) -> str:
+    """Return a text that was recorded on x86-64 as another machine would have written it."""
+    return path.read_text().replace("x86_64-linux-gnu", TRIPLET)
 
 
 def note_mounts(directory: str = "/") -> None:

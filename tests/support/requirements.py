@@ -69,6 +69,10 @@ def is_unified() -> bool:
     return Path("/sys/fs/cgroup/cgroup.controllers").exists()
 
 
+CGROUP2 = "/sys/fs/cgroup" if is_unified() else "/sys/fs/cgroup/unified"
+"""Where the machine has the cgroups of version 2."""
+
+
 @functools.cache
 def cgroup_v1() -> str:
     """Makes and removes a device cgroup of version 1."""
@@ -115,6 +119,17 @@ def compiler() -> str:
         source = Path(directory, "a.c")
         source.write_text("int main(void) { return 0; }\n")
         return programs("gcc") or _tried("gcc", "-static", "-o", f"{directory}/a", str(source))
+
+
+SYSTEM_CALLS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
+
+
+def system_calls(machine: str) -> str:
+    """The kernel's header with a machine's system call numbers: one of x86-64 is nowhere else."""
+    return "" if SYSTEM_CALLS[machine].exists() else f"no header of {machine}'s system calls: {SYSTEM_CALLS[machine]}"
 
 
 @functools.cache

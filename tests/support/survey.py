@@ -3,6 +3,7 @@
 import re
 
 from support.bundle import LIBRARIES as MULTIARCH
+from support.machine import TRIPLET
 from support.process import Completed, explain
 from support.product import SimulatedHost
 from support.runtimes import parts, script
@@ -72,7 +73,7 @@ def is_of_the_engine(key: str, value: str) -> bool:
 
 
 DIRECTORIES = (
-    (re.compile(r"(?<![0-9a-z])(/usr)?/lib(/x86_64-linux-gnu|64)/"), "/LIB64/"),
+    (re.compile(rf"(?<![0-9a-z])(/usr)?/lib(/{TRIPLET}|64)/"), "/LIB64/"),
     (re.compile(r"(?<![0-9a-z])(/usr)?/lib(/i386-linux-gnu|32)/"), "/LIB32/"),
     (re.compile(r"(?<![0-9a-z])/usr/lib/(?=lib)"), "/LIB32/"),
 )
