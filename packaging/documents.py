@@ -100,7 +100,7 @@ def render_settings() -> str:
         "",
         "The keys of `/etc/ocigpu/config.toml`, or of the file that `--config` or `OCIGPU_CONFIG` names. A key with a",
         "dot is in a table: `driver.root` is `root` in `[driver]`. `ocigpu config check` finds mistakes in a file,",
-        "`ocigpu config default` prints one with all keys, `ocigpu config import` makes one of NVIDIA's. This page is",
+        "`ocigpu config default` prints one with all keys, `ocigpu config import` converts NVIDIA's. This page is",
         "generated: `make docs`.",
         "",
         "| key | type | default | meaning |",

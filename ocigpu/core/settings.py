@@ -85,7 +85,7 @@ class Key(NamedTuple):
 KEYS = (
     Key("mode", "string", "how containers get their GPUs", tuple(MODES)),
     Key("disable-require", "bool", "ignore NVIDIA_REQUIRE_* conditions"),
-    Key("swarm-resource", "string", "comma list of variables that are used instead of NVIDIA_VISIBLE_DEVICES"),
+    Key("swarm-resource", "string", "comma-separated variables that replace NVIDIA_VISIBLE_DEVICES"),
     Key(
         "accept-nvidia-visible-devices-envvar-when-unprivileged",
         "bool",
@@ -96,14 +96,14 @@ KEYS = (
         "bool",
         "obey mounts of /dev/null below /var/run/nvidia-container-devices",
     ),
-    Key("supported-driver-capabilities", "string", "comma list of driver capabilities that containers may have"),
+    Key("supported-driver-capabilities", "string", "comma-separated driver capabilities that containers may have"),
     Key("no-cgroups", "bool", "leave device cgroups alone"),
     Key("ldconfig", "path", "the host's ldconfig; empty: /sbin/ldconfig.real or /sbin/ldconfig"),
     Key(
         "loader-cache",
         "string",
-        "how hook mode tells the container's loader of the driver's libraries: run the host's ldconfig, or merge them"
-        " into the image's cache as mode spec does, which is faster and leaves what else is new in the image out",
+        "how hook mode makes the driver's libraries known to the container's loader: run the host's ldconfig, or merge"
+        " them into the image's cache as mode spec does; this is faster, but omits other libraries new in the image",
         LOADER_CACHES,
     ),
     Key("cuda-compat-mode", "string", "CUDA forward-compatibility libraries of the image", COMPAT_MODES),
@@ -112,7 +112,7 @@ KEYS = (
     ),
     Key("driver.dev-root", "path", "where the driver's device nodes are; empty: driver root if it has nodes, else /"),
     Key("driver.ldcache", "path", "the loader's cache below the driver root"),
-    Key("runtime.runtimes", "list", "low-level runtimes, first one found wins"),
+    Key("runtime.runtimes", "list", "low-level runtimes; the first one found wins"),
     Key("runtime.log", "path", "log file of the shim; empty: only the file the engine names"),
     Key("runtime.log-level", "string", "least severe level that is logged", LOG_LEVELS),
     Key("hook.path", "path", "ocigpu-hook; empty: beside ocigpu-runtime"),
@@ -121,28 +121,26 @@ KEYS = (
     Key(
         "features.no-additional-gids-for-device-nodes",
         "bool",
-        "leave users of containers out of the groups that device nodes are open to",
+        "do not add users of containers to the groups that may open device nodes",
     ),
-    Key(
-        "features.no-application-profile", "bool", "leave out what tells EGL which GPUs a container has, in every mode"
-    ),
+    Key("features.no-application-profile", "bool", "do not tell EGL which GPUs a container has, in any mode"),
     Key(
         "features.no-procfs-view",
         "bool",
-        "leave a container its /proc/driver/nvidia as it is, with all GPUs, in every mode",
+        "leave a container's /proc/driver/nvidia unchanged, with all GPUs, in every mode",
     ),
     Key(
         "features.no-loader-cache",
         "bool",
-        "leave a container's loader cache and configuration as they are, in every mode",
+        "leave a container's loader cache and configuration unchanged, in every mode",
     ),
-    Key("cdi.spec-dirs", "paths", "directories of CDI specifications, a later one wins"),
-    Key("cdi.default-kind", "string", "CDI kind of devices that are named without one, vendor/class"),
+    Key("cdi.spec-dirs", "paths", "directories of CDI specifications; a later one wins"),
+    Key("cdi.default-kind", "string", "CDI kind, vendor/class, of devices named without one"),
     Key("cdi.annotation-prefixes", "list", "prefixes of annotations that name CDI devices"),
     Key(
         "cdi.engine-filters-annotations",
         "bool",
-        "no image and no author of a pod can write such annotations: obey them where variables are not obeyed",
+        "images and authors of pods cannot write such annotations: obey them even where variables are ignored",
     ),
     Key(
         "cdi.environment-vendors",
@@ -150,7 +148,7 @@ KEYS = (
         f"vendors (of {', '.join(GPU_VENDORS)}: their GPUs) and kinds, vendor/class, of CDI devices that a container"
         " without CAP_SYS_ADMIN may name in variables and annotations, which its image can set",
     ),
-    Key("trace", "path", "file that gets a line for each step of shim and hook (ocigpu trace FILE); empty: none"),
+    Key("trace", "path", "file for a line about each step of shim and hook (ocigpu trace FILE); empty: none"),
     Key("simulation.root", "path", "a simulated host made by ocigpu sim create; empty: the real host"),
 )
 

@@ -905,7 +905,7 @@ def test_the_page_lists_what_there_is() -> None:
     assert set(re.findall(r"`(\w+)`", PAGE.split("`lifecycle`, in this order")[1].split("`reason` says")[0])) == {
         *LIFECYCLES
     }
-    assert set(re.findall(r"\| `(\w+)` \|", PAGE.split("`phases` has")[1].split("## Problems")[0])) == {
+    assert set(re.findall(r"\| `(\w+)` \|", PAGE.split("`phases` contains")[1].split("## Problems")[0])) == {
         *Phases.model_fields
     }
 

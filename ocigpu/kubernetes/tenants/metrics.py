@@ -20,10 +20,10 @@ METRICS = {
     "ocigpu_lease_phase_seconds": ("gauge", "How long a GPU has been in its phase."),
     "ocigpu_lease_transitions_total": ("counter", "How often a GPU has entered this phase."),
     "ocigpu_lease_step_seconds": ("histogram", "Seconds of a step between two tenants."),
-    "ocigpu_lease_failures_total": ("counter", "Steps that failed and are tried again, by their error's code."),
+    "ocigpu_lease_failures_total": ("counter", "Steps that failed and are retried, by error code."),
     "ocigpu_lease_quarantines_total": ("counter", "GPUs that were quarantined, by reason."),
-    "ocigpu_lease_free_sets": ("gauge", "Partitions of so many GPUs that are all free."),
-    "ocigpu_lease_largest_free_set": ("gauge", "GPUs that the largest request can have now."),
+    "ocigpu_lease_free_sets": ("gauge", "Partitions of this size whose GPUs are all free."),
+    "ocigpu_lease_largest_free_set": ("gauge", "GPUs in the largest request that fits now."),
     "ocigpu_lease_agent_info": ("gauge", "The agent's version."),
 }
 """Types and help, by name; docs/METRICS.md is made of them.  All count since the agent was started."""

@@ -80,7 +80,7 @@ WITH_BODY = ("request_invalid", "body_too_large", "body_too_slow", "media_type")
 ENDPOINTS = (
     Endpoint(
         "POST", "/v1/containers", "create_container", "containers:write",
-        "Run a container; it is accepted at once and starts when its tenancy, quota and GPUs let it",
+        "Run a container; it is accepted at once and starts when its tenancy, quota and GPUs allow",
         takes=models.ContainerRequest, gives=models.ContainerView, status=202, parameters=(IDEMPOTENCY,),
         problems=(
             "tenancy_mismatch", "tenancy_missing", "tenancy_unknown", "tenancy_not_active", "image_invalid",
@@ -104,17 +104,17 @@ ENDPOINTS = (
     ),
     Endpoint(
         "DELETE", "/v1/containers/{id}", "delete_container", "containers:write",
-        "End a container and forget it; it is gone once this answers not_found",
+        "Stop and delete a container; it is gone once this answers not_found",
         gives=models.ContainerView, status=202, problems=("not_found",),
     ),
     Endpoint(
         "GET", "/v1/containers/{id}/events", "follow_container", "containers:read",
-        "Follow a container until it has ended; 204 when there is nothing more to come",
+        "Follow a container until it has ended; 204 if no more events will come",
         media=EVENTS, parameters=(LAST_EVENT, AFTER), problems=("not_found", "too_many_streams"),
     ),
     Endpoint(
         "GET", "/v1/containers/{id}/logs", "read_logs", "logs:read",
-        "Read what a container prints; as an event stream each line has an id to go on from",
+        "Read a container's output; in an event stream each line has an id to resume from",
         media=("text/plain", *EVENTS), parameters=(
             QueryParameter("follow", {"type": "boolean", "default": False}, "until it has ended"),
             _number("tail", "only so many lines from the end", 0, 100_000),
@@ -136,14 +136,14 @@ ENDPOINTS = (
         gives=models.OverviewView, media=("application/json", *EVENTS), problems=("too_many_streams",),
     ),
     Endpoint(
-        "GET", "/v1/quotas", "show_quotas", "containers:read", "Show what a tenancy may use and uses",
+        "GET", "/v1/quotas", "show_quotas", "containers:read", "Show a tenancy's quota and usage",
         gives=models.QuotaList, parameters=(TENANCY,),
         problems=("tenancy_mismatch", "tenancy_missing", "tenancy_unknown", "cluster_unavailable", "crd_version"),
         waits=True,
     ),
-    Endpoint("GET", "/v1/me", "show_identity", "", "Show whose the credential is", gives=models.Identity),
+    Endpoint("GET", "/v1/me", "show_identity", "", "Show whose credential this is", gives=models.Identity),
     Endpoint(
-        "POST", "/v1/keys", "create_key", "admin", "Make an API key", takes=models.KeyRequest, gives=models.NewKey,
+        "POST", "/v1/keys", "create_key", "admin", "Create an API key", takes=models.KeyRequest, gives=models.NewKey,
         status=201,
     ),
     Endpoint(
@@ -151,11 +151,11 @@ ENDPOINTS = (
         problems=("cursor_invalid",),
     ),
     Endpoint(
-        "DELETE", "/v1/keys/{id}", "revoke_key", "admin", "End an API key, at once", status=204,
+        "DELETE", "/v1/keys/{id}", "revoke_key", "admin", "Revoke an API key immediately", status=204,
         problems=("not_found",),
     ),
     Endpoint("GET", "/v1/openapi.json", "show_openapi", None, "Show this document"),
-    Endpoint("GET", "/healthz", "show_health", None, "Tell whether the service runs"),
+    Endpoint("GET", "/healthz", "show_health", None, "Tell whether the service is running"),
     Endpoint(
         "GET", "/readyz", "show_readiness", None, "Tell whether the service follows its cluster",
         problems=("cluster_unavailable",),

@@ -18,10 +18,10 @@ UNLINKED = tuple(range(1, 9))
 """The same and, of single partitions without NVLink between them, the numbers that no partition has."""
 SCOPES = {
     "containers:read": "see containers, their events, quotas",
-    "containers:write": "make and delete containers",
-    "logs:read": "read what containers print",
+    "containers:write": "create and delete containers",
+    "logs:read": "read containers' output",
     "fleet:read": "see nodes, GPUs, partitions and leases",
-    "admin": "everything, of every tenancy; make and revoke keys",
+    "admin": "everything, for every tenancy; create and revoke keys",
 }
 TENANT_SCOPES = ("containers:read", "containers:write", "logs:read")
 
