@@ -29,7 +29,7 @@ KINDS = {
     "cdi-part": "`gds`, `mofed`, `gdrcopy`, `nvswitch` of NVIDIA by CDI name",
     "cdi-imex": "IMEX channels by CDI name",
     "cdi-other": "any other CDI name: `nvidia.com/pgpu=...`, other vendors' devices",
-    "cdi-files": "driver files of any capability, where a specification gives them",
+    "cdi-files": "driver files of any capability, provided by a specification",
     "capability": "driver capabilities",
     "requirement": "conditions on the driver (`NVIDIA_REQUIRE_*`)",
     "imex": "IMEX channels by number",
@@ -100,8 +100,8 @@ _OBEYED = "the container has no CAP_SYS_ADMIN and accept-nvidia-visible-devices-
 CONDITIONS = {
     "U": Condition(
         _is_obeyed,
-        "`accept-nvidia-visible-devices-envvar-when-unprivileged` is true, or the container has CAP_SYS_ADMIN; of"
-        " annotations also where they are filtered",
+        "`accept-nvidia-visible-devices-envvar-when-unprivileged` is true, or the container has CAP_SYS_ADMIN; for"
+        " annotations, also if annotations are filtered",
         _OBEYED,
     ),
     "V": Condition(
@@ -110,13 +110,13 @@ CONDITIONS = {
     ),
     "M": Condition(
         lambda asker, *_: asker.settings.mode in MODES_WITH_CDI,
-        "`mode` is not `hook`, where a variable or mount with a CDI name is refused",
+        "`mode` is not `hook`; in that mode a variable or mount with a CDI name is refused",
     ),
     "L": Condition(
         _is_listed,
-        f"`cdi.environment-vendors` has its vendor or its kind ({' and '.join(GPU_VENDORS)} stand for GPUs, another"
-        " kind of theirs is listed as such), or it is of `cdi.default-kind`, or the container has CAP_SYS_ADMIN, or"
-        " annotations are filtered; else it is refused",
+        f"`cdi.environment-vendors` lists its vendor or its kind ({' and '.join(GPU_VENDORS)} stand for GPUs; their"
+        " other kinds must be listed themselves), or it is of `cdi.default-kind`, or the container has CAP_SYS_ADMIN,"
+        " or annotations are filtered; otherwise it is refused",
         "the image may have written this, and cdi.environment-vendors does not permit its kind",
         "OCIGPU-REQ-1",
         "Add its kind, vendor/class, to cdi.environment-vendors, or give CAP_SYS_ADMIN; for annotations see"
@@ -129,19 +129,20 @@ CONDITIONS = {
     ),
     "F": Condition(
         _is_within,
-        "`supported-driver-capabilities` has all, or the specification says that it gives none but those (`ocigpu cdi"
-        " generate` writes that), or the container has CAP_SYS_ADMIN, or annotations are filtered; else it is refused",
+        "`supported-driver-capabilities` lists all, or the specification states that it provides only those listed"
+        " (`ocigpu cdi generate` writes that), or the container has CAP_SYS_ADMIN, or annotations are filtered;"
+        " otherwise it is refused",
     ),
     "C": Condition(
         lambda asker, _, name: name in permitted_capabilities(asker.settings),
-        "`supported-driver-capabilities` has it; else it is refused",
+        "`supported-driver-capabilities` lists it; otherwise it is refused",
         "not permitted on this host",
         "OCIGPU-REQ-2",
     ),
     "R": Condition(lambda asker, *_: not asker.settings.disable_require, "`disable-require` is false"),
     "S": Condition(
         lambda asker, *_: asker.privileged,
-        "the container has CAP_SYS_ADMIN; else it is refused",
+        "the container has CAP_SYS_ADMIN; otherwise it is refused",
         "the container has no CAP_SYS_ADMIN",
         "OCIGPU-REQ-5",
     ),
@@ -292,7 +293,7 @@ def is_plugin_key(name: str) -> bool:
 
 def render_table() -> str:
     """Return the rules as docs/SECURITY.md has them."""
-    lines = [f"| asked for | {' | '.join(SOURCES.values())} |", f"|---|{'---|' * len(SOURCES)}"]
+    lines = [f"| requested | {' | '.join(SOURCES.values())} |", f"|---|{'---|' * len(SOURCES)}"]
     for kind, meaning in KINDS.items():
         cells = [RULES[kind].get(source) for source in SOURCES]
         shown = ["no" if cell is None else " ".join(cell) or "yes" for cell in cells]

@@ -47,31 +47,31 @@ LINKS = (*here("links", "test_links_out_of_an_image_lead_nowhere"), *IMAGES[1:])
 
 BATTERY: dict[int, Row] = {
     1: Row(
-        "have the host's files taken for compatibility libraries, by a directory that is a link",
+        "pass off host files as compatibility libraries, through a directory that is a link",
         ("2024-0132", "2025-23359"),
         (*GIVERS, "enable-cuda-compat"),
         IMAGES,
     ),
     2: Row(
-        "have something else than a file opened, or waited for, as a compatibility library",
+        "have something other than a file opened, or waited for, as a compatibility library",
         ("2024-0132",),
         (*GIVERS, "enable-cuda-compat"),
         IMAGES,
     ),
     3: Row(
-        "have files made on the host, where directories of the image lead",
+        "have files created on the host, where links in place of the image's directories point",
         ("2024-0133", "2024-0134"),
         (*GIVERS, *ALL_HOOKS),
         LINKS,
     ),
     4: Row(
-        "have files of the host made, emptied or mounted on, by links in the place of the driver's files",
+        "have host files created, emptied or mounted over, through links in place of the driver's files",
         ("2024-0132", "2024-0133", "2024-0134"),
         (*GIVERS, MERGE, *ALL_HOOKS),
         LINKS,
     ),
     5: Row(
-        "exchange a directory with a link between its resolution and its use",
+        "swap a directory for a link between its resolution and its use",
         ("2025-23359", "2026-24260"),
         (*GIVERS, *ALL_HOOKS),
         (
@@ -89,7 +89,7 @@ BATTERY: dict[int, Row] = {
         ),
     ),
     6: Row(
-        "have code of the image loaded into processes of the host, by variables of the image",
+        "have code from the image loaded into host processes, through the image's variables",
         ("2025-23266",),
         (*GIVERS, *ALL_HOOKS),
         (
@@ -99,7 +99,7 @@ BATTERY: dict[int, Row] = {
         ),
     ),
     7: Row(
-        "have modules and programs of the image taken from the working directory",
+        "have the image's modules and programs loaded from the working directory",
         ("2025-23266",),
         (*GIVERS, *ALL_HOOKS),
         (
@@ -122,19 +122,19 @@ BATTERY: dict[int, Row] = {
         "mode spec runs no ldconfig, mode cdi the hook update-ldcache",
     ),
     10: Row(
-        "have the loader's cache or configuration written to, or read from, elsewhere or without end",
+        "have the loader's cache or configuration written or read in the wrong place, or without end",
         ("2025-23267",),
         (*GIVERS, MERGE, *FILES_OF_LOADER),
         IMAGES,
     ),
     11: Row(
-        "hold up the host with very many, or malformed, libraries",
+        "stall the host with very many, or malformed, libraries",
         (),
         (*GIVERS, MERGE, *FILES_OF_LOADER),
         (*IMAGES, *here("ldconfig", "test_very_many_libraries_do_not_hold_up_the_host")),
     ),
     12: Row(
-        "have mounts left on the host by a root directory that is shared with it",
+        "have mounts left on the host through a root directory shared with it",
         (),
         (*GIVERS, MERGE, *(way for way in ALL_HOOKS if way != "chmod")),
         here(
@@ -145,7 +145,7 @@ BATTERY: dict[int, Row] = {
         "chmod mounts nothing",
     ),
     13: Row(
-        "find what a start that failed half-way has left",
+        "find what a half-failed start left behind",
         (),
         (*GIVERS, MERGE, *ALL_HOOKS),
         (
@@ -162,7 +162,7 @@ BATTERY: dict[int, Row] = {
         ),
     ),
     14: Row(
-        "ask for channels that there cannot be",
+        "request channels that cannot exist",
         (),
         GIVERS,
         here(
@@ -173,20 +173,20 @@ BATTERY: dict[int, Row] = {
         ),
     ),
     15: Row(
-        "say requirements that take forever to read, or forge lines of a log",
+        "state requirements that take forever to read, or that forge log lines",
         (),
         GIVERS,
         here("requests", "test_requirements_are_read_within_bounds_and_told_in_one_line"),
     ),
     16: Row(
-        "have more read than a malformed loader's cache of the driver root has",
+        "have more read than a malformed loader cache of the driver root contains",
         (),
         ("plan",),
         here("requests", "test_a_malformed_loader_cache_of_the_driver_root_is_no_trouble"),
         "the host's facts are the same in every mode",
     ),
     17: Row(
-        "(no attack) lose the GPU, or gain another, when limits are changed or rules applied again",
+        "(no attack) lose the GPU, or gain another, when limits change or rules are reapplied",
         (),
         MODES,
         (("engines/test_engines_update.py", "test_a_container_keeps_its_gpus_and_gets_no_others"),),
@@ -194,7 +194,7 @@ BATTERY: dict[int, Row] = {
         " engine writes the CDI hooks, the rules are the engine's",
     ),
     18: Row(
-        "stop the exporter's probe and scrape, or use up memory, by many, slow or large requests",
+        "block the exporter's probe and scrape, or exhaust memory, with many, slow or large requests",
         ("2026-47483",),
         ("exporter",),
         tuple(
@@ -210,13 +210,13 @@ BATTERY: dict[int, Row] = {
         "no start of a container listens to a network; caas has a row of its own",
     ),
     19: Row(
-        "have a file of the host, or a GPU of others, shown in the place of what is hidden, by another /dev/null",
+        "have a host file, or another's GPU, shown instead of what is hidden, through another /dev/null",
         ("2025-31133",),
         GIVERS,
         here("masks", "test_another_null_shows_neither_the_host_nor_other_gpus"),
     ),
     20: Row(
-        "have devices given by annotations, of an image or of a pod, past the settings",
+        "get devices in spite of the settings, through annotations of an image or a pod",
         ("2024-3154", "2026-53492"),
         MODES,
         (
@@ -233,7 +233,7 @@ BATTERY: dict[int, Row] = {
         "configure reads no annotation; the vulnerabilities were of engines",
     ),
     21: Row(
-        "have a file of an image believed as the configuration of a running container, by an annotation called bundle",
+        "have an image's file trusted as the configuration of a running container, through an annotation named bundle",
         (),
         RUNNING,
         tuple(
@@ -250,7 +250,7 @@ BATTERY: dict[int, Row] = {
         "commands for running containers; a start is given its bundle by the engine",
     ),
     22: Row(
-        "get back from repair what a hook had refused, or has given in part",
+        "get from repair what a hook refused, or granted only in part",
         (),
         RUNNING,
         (
@@ -264,7 +264,7 @@ BATTERY: dict[int, Row] = {
         "commands for running containers",
     ),
     23: Row(
-        "stop the service for containers: without a credential by connections, or with one tenant's by requests",
+        "block the container service: with connections without a credential, or with one tenant's requests",
         (),
         ("caas",),
         tuple(
@@ -295,14 +295,14 @@ BATTERY: dict[int, Row] = {
         "no start of a container listens to a network",
     ),
     24: Row(
-        "begin in a directory of the host that the runtime was given open",
+        "start in a host directory that the runtime inherited open",
         ("2024-21626",),
         MODES,
         here("environment", "test_the_runtime_inherits_no_descriptor_of_ours"),
         "the vulnerability was of runc's own descriptors; other ways are hooks, which start no runtime",
     ),
     25: Row(
-        "have files made, replaced or changed in a volume, where links of the image lead or the driver's files go",
+        "have files created, replaced or changed in a volume, where the image's links point or the driver's files go",
         (),
         (*GIVERS, MERGE, *ALL_HOOKS),
         (
