@@ -24,6 +24,7 @@ pytest_plugins = [
     "support.compiled",
     "support.fixtures",
     "support.fabric",
+    "support.layouts",
     "support.products",
     "support.again",
     "pytester",

@@ -222,8 +222,8 @@ def check_libraries(host: Host) -> list[Finding]:
 
 def _places(host: Host) -> Iterator[Evidence]:
     """Yield where the driver's parts are, where that is not the usual place or one of several."""
-    if host.roots.driver == CONTAINER_ROOT and host.settings.driver_root == "/":
-        yield Evidence(CONTAINER_ROOT, "the root of a driver container, found without driver.root in the settings")
+    if host.roots.driver == host.roots.host + CONTAINER_ROOT and host.settings.driver_root == "/":
+        yield Evidence(host.roots.driver, "the root of a driver container, found without driver.root in the settings")
     named = [path for path in host.libraries if path.rpartition("/")[2].startswith(("libcuda.so", "libnvidia-ml.so"))]
     for directory in dict.fromkeys(path.rpartition("/")[0] for path in named):
         yield Evidence(host.roots.driver + directory, "libraries of the driver")

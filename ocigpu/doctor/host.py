@@ -171,7 +171,8 @@ class Host(RootFiles):
     @property
     def no_driver(self) -> str:
         """Why there is no version of a kernel module, in words."""
-        return "WSL: the driver is Windows'" if self.is_wsl else "no driver is loaded"
+        elsewhere = {"wsl": "WSL: the driver is Windows'", "tegra": "Tegra: the driver is L4T's"}
+        return elsewhere.get(self.platform, "no driver is loaded")
 
     @cached_property
     def pci_gpus(self) -> tuple[Function, ...]:

@@ -81,25 +81,24 @@ class Roots(NamedTuple):
     @property
     def host(self) -> str:
         """The prefix of what is the machine's and not the driver's: its /dev, sockets of daemons."""
-        return self.driver if self.stand_in else ""
+        return self.proc.removesuffix("/proc") if self.stand_in else ""
 
 
 def find_roots(settings: Settings) -> Roots:
     """Return where the settings say that driver files, device nodes, procfs and sysfs are.
 
-    With ``simulation.root`` everything is below it.  Otherwise procfs and sysfs are the host's own; device nodes are
-    below ``driver.dev-root``, else below the driver root when that has a /dev/nvidiactl, else in the host's /dev.
-    Without ``driver.root`` the driver may be in a container of its own: :func:`find_driver_container`.
+    With ``simulation.root`` everything is below it, ``driver.root`` and ``driver.dev-root`` too; procfs and sysfs are
+    the host's own.  Device nodes are below ``driver.dev-root``, else below the driver root when that has a
+    /dev/nvidiactl, else in the host's /dev.  Without ``driver.root`` the driver may be in a container of its own:
+    :func:`find_driver_container`.
     """
-    if settings.simulation_root:
-        prefix = settings.simulation_root.rstrip("/")
-        return Roots(prefix, prefix, f"{prefix}/proc", f"{prefix}/sys", True)
-    driver = settings.driver_root.rstrip("/") or find_driver_container()
+    host = settings.simulation_root.rstrip("/")
+    driver = host + (settings.driver_root.rstrip("/") or find_driver_container(host))
     if settings.driver_dev_root:
-        dev = settings.driver_dev_root.rstrip("/")
+        dev = host + settings.driver_dev_root.rstrip("/")
     else:
-        dev = driver if driver and read_node(f"{driver}/dev/nvidiactl") != "-" else ""
-    return Roots(driver, dev, "/proc", "/sys", False)
+        dev = driver if driver != host and read_node(f"{driver}/dev/nvidiactl") != "-" else host
+    return Roots(driver, dev, f"{host}/proc", f"{host}/sys", bool(host))
 
 
 CONTAINER_ROOT = "/run/nvidia/driver"
@@ -110,20 +109,23 @@ _NVML = tuple(
 )
 
 
-def find_driver_container() -> str:
-    """Return the root of a driver container, "" where there is none or the host has the driver's libraries itself."""
+def find_driver_container(host: str = "") -> str:
+    """Return the root of a driver container, "" where there is none or the host has the driver's libraries itself.
+
+    ``host``: the prefix of the host's paths, which the result is without.
+    """
     parent, _, name = CONTAINER_ROOT.rpartition("/")
-    if name not in list_names(parent) or any(read_node(path) != "-" for path in _NVML):
+    if name not in list_names(host + parent):
         return ""
-    tree = Tree(CONTAINER_ROOT)
-    if not Tree("").owned(CONTAINER_ROOT) or not any(tree.find(path) for path in _NVML):
+    own, tree = Tree(host), Tree(host + CONTAINER_ROOT)
+    if any(map(own.find, _NVML)) or not own.owned(CONTAINER_ROOT) or not any(map(tree.find, _NVML)):
         return ""
     return CONTAINER_ROOT
 
 
 def settings_digest(settings: Settings) -> str:
     """Return a checksum of what says where the driver is looked for: settings, and a driver container's root."""
-    container = "" if settings.driver_root.rstrip("/") or settings.simulation_root else find_driver_container()
+    container = "" if settings.driver_root.rstrip("/") else find_driver_container(settings.simulation_root.rstrip("/"))
     chosen = (
         container or settings.driver_root,
         settings.driver_dev_root,

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from ocigpu.core.settings import Settings
     from ocigpu.system.proc import Mount
 
-CANDIDATES = ("/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig.real", "/usr/sbin/ldconfig", "/bin/ldconfig")
+CANDIDATES = (
+    "/sbin/ldconfig.real",
+    "/sbin/ldconfig",
+    "/usr/sbin/ldconfig.real",
+    "/usr/sbin/ldconfig",
+    "/bin/ldconfig",
+    "/run/current-system/sw/bin/ldconfig",  # NixOS
+    "/usr/local/glibc/sbin/ldconfig",  # Talos, whose own C library is musl
+    "/usr/local/sbin/ldconfig",
+)
 """Debian derivatives that divert ldconfig leave a script under its name and the program under ``.real``."""
 MAX_PROGRAM = 16 << 20
 MAX_OUTPUT = 8 << 10

@@ -5,31 +5,102 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from handmade_host import VERSION, HostTree, elf_bytes
+from support import layouts
+from support.layouts import LAYOUTS, LISTED, MACHINE, TRIPLET, LaidOut, find_layout
 from support.product import PROGRAMS, SimulatedHost
 
+from ocigpu.cli.main import main
+from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.doctor.driver import check_libraries
 from ocigpu.doctor.host import Host
 from ocigpu.gpus import tree as module
+from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.files import read_binaries, read_firmware
 from ocigpu.gpus.nvidia.libraries import find_libraries, native_machine
 from ocigpu.gpus.tree import Tree, find_roots, settings_digest
+from ocigpu.system.settings_file import read_settings
 
-LAYOUTS = {
+HOMES = {
     "/usr/local/nvidia/lib64": "/usr/local/nvidia/bin",
     "/usr/local/nvidia/lib": "/usr/local/nvidia/bin",
-    "/home/kubernetes/bin/nvidia/lib64": "/home/kubernetes/bin/nvidia/bin",
     "/var/lib/nvidia/lib64": "/var/lib/nvidia/bin",
     "/opt/nvidia/lib64": "/opt/nvidia/bin",
     "/opt/nvidia/lib": "/opt/nvidia/bin",
     "/opt/nvidia": "/opt/nvidia/bin",
-    "/usr/lib/nvidia/tesla": "/usr/libexec/nvidia/tesla/bin",
     f"/usr/lib/nvidia/tesla/{VERSION}": "/usr/libexec/nvidia/tesla/bin",
 }
-"""Where the libraries are, and nvidia-smi."""
+"""Where the libraries are, and nvidia-smi, beside the places in support/layouts.toml."""
+FILES = ("binaries", "firmware", "sockets", "configs")
+LEFT = {"share": "/usr/share/", "opencl": "/etc/OpenCL/"}
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def facts_of(host: SimulatedHost, **changed: str) -> HostFacts:
+    return read_host_facts(read_settings(str(host.settings))._replace(**changed))
+
+
+def parts_of(facts: HostFacts, layout: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the driver's files that a host has, without those that a host of this layout has not."""
+    found = {kind: [item.container_path for item in getattr(facts, kind)] for kind in FILES}
+    left = [start for kind, start in LEFT.items() if not layout[kind]]
+    shared = [
+        path.replace(f"_icd.{MACHINE}.", "_icd.")
+        for path in found["configs"]
+        if path.startswith(("/usr/share", "/etc"))
+    ]
+    modules = [path.rpartition("/")[2] for path in found["configs"] if path.endswith("_drv.so") or "libglx" in path]
+    found["configs"] = sorted(path for path in shared if not path.startswith(tuple(left)))
+    found["modules"] = sorted({name.partition(".so")[0] for name in modules if layout["xorg"]})
+    bits = (64, 32) if layout["libraries32"] else (64,)
+    return found | {"libraries": [f"{item.bits} {item.name}" for item in facts.libraries if item.bits in bits]}
+
+
+@pytest.mark.parametrize("cache", ["", "/none"], ids=["as it is", "no loader's cache"])
+@pytest.mark.parametrize("name", LISTED)
+def test_the_whole_driver_of_a_system_is_found(name: str, cache: str, laid_out: LaidOut) -> None:
+    """Nothing is missing that is found where NVIDIA's packages for Debian put it."""
+    layout, host = find_layout(name), laid_out(name)
+    facts = facts_of(host, **({"driver_ldcache": cache} if cache else {}))
+    assert (facts.source, facts.driver_version, facts.notes) == ("nvml", layouts.VERSION, ())
+    assert [gpu.uuid for gpu in facts.gpus] == list(host.gpus)
+    assert parts_of(facts, layout) == parts_of(facts_of(laid_out("debian")), layout)
+    for item in (*facts.libraries, *facts.binaries):
+        assert Path(item.host_path).read_bytes().startswith(b"\x7fELF"), f"{item.host_path} does not run elsewhere"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_list_and_plan_tell_what_there_is(
+    name: str, laid_out: LaidOut, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = laid_out(name)
+    monkeypatch.setenv("OCIGPU_CONFIG", str(host.settings))
+    status = main(["list", "--json"])
+    listed = capsys.readouterr()
+    if name not in LISTED:
+        assert status != 0
+        assert "Install the driver" not in listed.err
+        assert "ocigpu cdi generate --mode" in listed.err
+        return
+    assert (status, [gpu["uuid"] for gpu in json.loads(listed.out)["gpus"]]) == (0, list(host.gpus))
+    assert main(["plan", "--devices", "all", "--json"]) == 0
+    binds = [item for item in json.loads(capsys.readouterr().out)["actions"] if item["action"] == "bind"]
+    assert {"nvidia-smi", f"libcuda.so.{layouts.VERSION}"} <= {os.path.basename(bind["host_path"]) for bind in binds}
+    assert [bind["host_path"] for bind in binds if not bind["host_path"].startswith(f"{host.directory}/")] == []
+
+
+def test_the_documentation_names_every_system_with_its_settings() -> None:
+    rows = []
+    for name in LAYOUTS:
+        layout = find_layout(name)
+        settings = "<br>".join(f"`{key} = {json.dumps(value)}`" for key, value in layout["settings"].items())
+        where = (layout["root"] + layout["where"]).replace(TRIPLET, "TRIPLET")
+        rows.append(f"| {layout['name']} | `{where}` | {settings or 'none'} |\n")
+    assert "".join(rows) in (DOCS / "ENGINES.md").read_text(), "".join(rows)
 
 
 @pytest.fixture
@@ -48,18 +119,18 @@ def found(host: HostTree) -> list[str]:
     return sorted({os.path.dirname(path) for path in paths})
 
 
-@pytest.mark.parametrize("libraries", LAYOUTS)
+@pytest.mark.parametrize("libraries", HOMES)
 def test_a_driver_in_a_directory_of_its_own_is_found_without_the_loaders_cache(libraries: str, host: HostTree) -> None:
-    put_driver(host, libraries, LAYOUTS[libraries])
+    put_driver(host, libraries, HOMES[libraries])
     assert found(host) == [libraries]
     (smi,) = read_binaries(Tree(str(host.root)))
-    assert (smi.host_path, smi.container_path) == (f"{host.root}{LAYOUTS[libraries]}/nvidia-smi", "/usr/bin/nvidia-smi")
+    assert (smi.host_path, smi.container_path) == (f"{host.root}{HOMES[libraries]}/nvidia-smi", "/usr/bin/nvidia-smi")
 
 
 def test_firmware_beside_the_libraries_is_found(host: HostTree) -> None:
     name = f"nvidia/{VERSION}/gsp_ga10x.bin"
     host.write(f"/home/kubernetes/bin/nvidia/firmware/{name}", "x")
-    (image,) = read_firmware(Tree(str(host.root)), VERSION, f"{host.root}/sys")
+    (image,) = read_firmware((Tree(str(host.root)),), VERSION, f"{host.root}/sys")
     assert (image.host_path, image.container_path) == (
         f"{host.root}/home/kubernetes/bin/nvidia/firmware/{name}",
         f"/lib/firmware/{name}",
@@ -141,8 +212,10 @@ def test_what_was_made_of_a_driver_container_is_stale_when_it_goes(container: Ho
 
 def test_the_hosts_own_driver_goes_before_a_container(container: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
     own = container.root.parent / "libnvidia-ml.so.1"
-    own.touch()
+    own.symlink_to("libnvidia-ml.so.gone")
     monkeypatch.setattr(module, "_NVML", (str(own), *module._NVML))
+    assert find_roots(Settings()).driver == str(container.root), "a link that leads nowhere is no driver"
+    own.with_name("libnvidia-ml.so.gone").touch()
     assert find_roots(Settings()).driver == ""
 
 

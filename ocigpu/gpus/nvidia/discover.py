@@ -163,7 +163,7 @@ class _Discovery:
             majors=parse_devices(read_text(f"{self.roots.proc}/devices") or ""),
             libraries=libraries,
             binaries=read_binaries(self.driver),
-            firmware=read_firmware(self.driver, version, self.roots.sys),
+            firmware=read_firmware(self.trees, version, self.roots.sys),
             sockets=read_daemon_files(self.trees),
             configs=read_configs(self.driver, version, self.machine, self.search.configs),
             proc_driver=self.proc_driver,
@@ -227,10 +227,10 @@ class _Discovery:
         if roots.stand_in and not os.path.isdir(roots.driver):
             hint = f"Make it: ocigpu sim create {roots.driver}; for real GPUs remove simulation.root from the settings."
             return HostError("OCIGPU-HOST-1", f"no simulated host: simulation.root {roots.driver} is not there", hint)
-        from ocigpu.gpus.wsl import no_driver_on_wsl  # only where a start fails anyway
+        from ocigpu.gpus.platforms import no_driver_to_load  # only where a start fails anyway
 
-        if on_wsl := no_driver_on_wsl(roots):
-            return on_wsl
+        if elsewhere := no_driver_to_load(roots):
+            return elsewhere
         count = len(read_gpus(roots.sys))
         where = f"no {roots.proc}/driver/nvidia, no {roots.sys}/module/nvidia/version"
         what = problem or f"no libnvidia-ml.so.1 or libcuda.so.1 below {self.root}"

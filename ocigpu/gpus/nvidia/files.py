@@ -73,13 +73,15 @@ ETC_CONFIGS = (
     "vulkan/implicit_layer.d/nvidia_layers.json",
 )
 """Given to containers below /etc."""
-CONFIG_DIRECTORIES = ("/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share")
+CONFIG_DIRECTORIES = ("/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share", "/run/opengl-driver/etc")
 XORG_DIRECTORIES = (
     "/usr/lib/xorg/modules",
     "/usr/lib64/xorg/modules",
     "/usr/lib/{machine}-linux-gnu/xorg/modules",
     "/usr/lib/{machine}-linux-gnu/nvidia/xorg",
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/nvidia/xorg",  # Arch Linux
+    "/usr/local/lib/xorg/modules",  # Talos
 )
 XORG_SUBDIRECTORIES = ("", "/drivers", "/extensions", "/updates/drivers", "/updates/extensions")
 GDS_FILES: "tuple[DaemonFile, ...]" = (("/run/udev", (), "directory"), ("/etc/cufile.json", (), "file"))
@@ -102,19 +104,33 @@ def read_binaries(tree: Tree) -> tuple[HostFile, ...]:
     for name, capabilities in BINARIES:
         host_path = _first(tree, (f"{directory}/{name}" for directory in (*BINARY_DIRECTORIES, *more)))
         if host_path:
+            host_path = _unpatched(tree, host_path) or host_path
             found.append(HostFile(host_path, f"/usr/bin/{name}", capabilities))
     return tuple(found)
 
 
-def read_firmware(tree: Tree, version: str, sys: str) -> tuple[HostFile, ...]:
+def _unpatched(tree: Tree, host_path: str) -> str:
+    """Return the host path of a program as the driver brings it, "" where there is none beside the one that was found.
+
+    NixOS changes programs for a loader that only its store has, and keeps the others for containers (nixpkgs,
+    nvidia-x11/builder.sh).
+    """
+    directory, _, name = host_path.removeprefix(tree.prefix).rpartition("/")
+    return _first(tree, (f"{directory.removesuffix('/bin')}/origBin/{name}",)) if directory.endswith("/bin") else ""
+
+
+def read_firmware(trees: tuple[Tree, ...], version: str, sys: str) -> tuple[HostFile, ...]:
     """Return the GSP firmware images of this driver version; every container with a GPU gets them.
 
-    They come from the first directory that has some, and containers have them in /lib/firmware.  ``sys``: sysfs.
+    They come from the first directory that has some, and containers have them in /lib/firmware.  ``trees``: the
+    driver's and the host's, where the kernel looks.  ``sys``: sysfs.
     """
     named = read_firmware_parameter(sys)
     usual = [directory.format(release=os.uname().release) for directory in FIRMWARE_DIRECTORIES]
-    usual += home_directories(tree, "firmware") if version else []
-    for directory in [*([named] if named.startswith("/") else []), *usual] if version else ():
+    places = [(trees[-1], named)] if named.startswith("/") else []
+    for tree in trees if version else ():
+        places += [(tree, directory) for directory in (*usual, *home_directories(tree, "firmware"))]
+    for tree, directory in places if version else ():
         resolved = tree.resolve(f"{directory}/nvidia/{version}")
         found = tree.search(resolved) if resolved else []
         names = [name for name in found if name.startswith("gsp") and name.endswith(".bin")]
@@ -176,7 +192,7 @@ def _xorg_modules(tree: Tree, version: str, machine: str) -> tuple[HostFile, ...
         if not tree.resolve(directory):
             continue
         for subdirectory in XORG_SUBDIRECTORIES:
-            for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
+            for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}", "libglxserver_nvidia.so"):
                 path = f"{directory}{subdirectory}/{name}"
                 host_path = _first(tree, (path,))
                 if host_path:

@@ -6,8 +6,8 @@ import subprocess
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.nvidia.procfs import is_loaded
 from ocigpu.gpus.pci import read_gpus
+from ocigpu.gpus.platforms import no_driver_to_load
 from ocigpu.gpus.tree import Roots, read_text
-from ocigpu.gpus.wsl import no_driver_on_wsl
 from ocigpu.system.programs import run_program
 
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
@@ -25,8 +25,8 @@ def missing_modules(roots: Roots) -> list[str]:
         return []
     missing = [name for name in MODULES if not is_loaded(roots.sys, name)]
     if missing and not read_gpus(roots.sys):
-        if on_wsl := no_driver_on_wsl(roots):
-            raise on_wsl
+        if elsewhere := no_driver_to_load(roots):
+            raise elsewhere
         raise HostError(
             "OCIGPU-HOST-1", f"{roots.sys}/bus/pci/devices: no NVIDIA GPU: there is nothing to load kernel modules for"
         )

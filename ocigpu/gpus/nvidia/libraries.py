@@ -85,7 +85,8 @@ _DIRECTORIES = (
 )
 HOMES = ("/usr/local/nvidia", "/home/kubernetes/bin/nvidia", "/var/lib/nvidia", "/opt/nvidia")
 """Directories that some systems keep the whole driver in, with bin, lib64 and firmware, and without an entry in the
-loader's cache: Google's Container-Optimized OS (cos-gpu-installer: its last three are one there), Fedora CoreOS."""
+loader's cache: Google's Container-Optimized OS (cos-gpu-installer: its last three are one), Fedora CoreOS.  In the
+last one Flatcar has one for each version, and a link "current" (setup-nvidia)."""
 _TESLA = "/usr/lib/nvidia/tesla"
 """Libraries of Bottlerocket (its packages kmod-*-nvidia), there or in a directory named after the version."""
 _DIRECTORIES32 = ("/usr/lib32", "/usr/lib/{triplet32}", "/lib32", "/run/opengl-driver-32/lib")
@@ -119,9 +120,15 @@ def find_libraries(
         flags = (architecture.flags, architecture.flags32)
         entries, problem = parse_ldcache(data, _BYTE_PREFIXES, flags)
         note = f"{cache_path}: {problem}; directories are searched" if problem else ""
+        beside: dict[str, None] = {}
         for soname, path in entries:
             if split_name(soname)[0] in TABLE:
-                _add(found, tree.resolve(path))
+                resolved = tree.resolve(path)
+                _add(found, resolved)
+                directory = resolved.rpartition("/")[0]
+                if directory and directory != tree.resolve(path.rpartition("/")[0]):
+                    beside.setdefault(directory)  # alternatives and stores link to the driver's own directory
+        _search_directories(tree, list(beside), found)
     if missing_libraries(found, version, tree, machine):
         _search_directories(tree, _usual_directories(tree, architecture), found)
     return list(found), note
@@ -159,7 +166,7 @@ def _usual_directories(tree: Tree, architecture: Architecture) -> list[str]:
     directories += [f"/usr/lib/{name}" for name in names if name.startswith("nvidia")]
     tesla = tree.resolve(_TESLA)
     directories += [_TESLA, *(f"{_TESLA}/{name}" for name in tree.search(tesla)[:MAX_VERSIONS])] if tesla else []
-    return directories + home_directories(tree, "lib64", "lib", "")
+    return directories + home_directories(tree, "lib64", "lib", "", "current/usr/lib64")
 
 
 MAX_VERSIONS = 64

@@ -93,10 +93,10 @@ def read_driver(roots: Roots) -> Driver:
     """Return what procfs says; raises HostError OCIGPU-HOST-1 when no driver is loaded, OCIGPU-HOST-3."""
     majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
     if not find_gpu_major(dict(majors), 0):
-        from ocigpu.gpus.wsl import no_driver_on_wsl
+        from ocigpu.gpus.platforms import no_driver_to_load
 
-        if on_wsl := no_driver_on_wsl(roots):
-            raise on_wsl
+        if elsewhere := no_driver_to_load(roots):
+            raise elsewhere
         raise HostError(
             "OCIGPU-HOST-1",
             f"{roots.proc}/devices: no device number of the NVIDIA driver: it is not loaded",

@@ -1,6 +1,7 @@
 """Tegra systems (Jetson, Thor)."""
 
-from ocigpu.gpus.tree import Tree, find_roots, read_text
+from ocigpu.core.errors import HostError
+from ocigpu.gpus.tree import Roots, Tree, find_roots, read_text
 from ocigpu.gpus.vendors import Vendor, late
 
 TYPE_CHECKING = False
@@ -8,6 +9,11 @@ if TYPE_CHECKING:
     from ocigpu.core.settings import Settings
 
 RELEASE = "/etc/nv_tegra_release"
+WAYS = (
+    "ocigpu cdi generate --mode csv --output /etc/cdi/nvidia.yaml; then --device nvidia.com/gpu=all,"
+    ' or mode = "cdi" in /etc/ocigpu/config.toml'
+)
+"""What works there, as on WSL."""
 _needs_csv = late("tegra.facts:needs_csv")
 
 
@@ -17,6 +23,17 @@ def is_tegra(settings: "Settings") -> bool:
     if Tree(roots.driver).find(RELEASE):
         return True
     return (read_text(f"{roots.sys}/devices/soc0/family", 64) or "").lower().startswith("tegra")
+
+
+def no_driver_on_tegra(roots: Roots) -> HostError | None:
+    """Return the error OCIGPU-HOST-1 in the words for Tegra, None on any other host.
+
+    The driver of its integrated GPU comes with L4T and is not the kernel module nvidia: there is none to install.
+    """
+    if not Tree(roots.driver).find(RELEASE):
+        return None
+    text = "this is a Tegra system: its GPU is L4T's, which only CDI specifications can give"
+    return HostError("OCIGPU-HOST-1", text, WAYS)
 
 
 VENDOR = Vendor(

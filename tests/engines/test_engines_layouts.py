@@ -1,0 +1,59 @@
+"""Containers on hosts whose driver lies where real systems have it, in each mode: libraries, programs, isolation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bundle import base_config, write_bundle
+from support.layouts import LAYOUTS, LaidOut, find_layout
+from support.process import run
+from support.product import LIBRARIES, PROGRAMS, RUNTIME, listed_uuids
+from support.runtimes import container_id, parts, run_container, script, set_cgroup
+
+pytestmark = [pytest.mark.root, pytest.mark.engine]
+
+
+def each_way() -> list[Any]:
+    """Return every layout in every way, of which a choice of rows has one for each layout, in turn."""
+    found = []
+    for number, name in enumerate(LAYOUTS):
+        ways = LAYOUTS[name]["ways"]
+        for place, way in enumerate(ways):
+            found.append(pytest.param(name, way, marks=[pytest.mark.rest] if place != number % len(ways) else []))
+    return found
+
+
+@pytest.mark.parametrize(("name", "way"), each_way())
+def test_a_container_has_its_gpu_and_the_libraries(
+    name: str,
+    way: str,
+    laid_out: LaidOut,
+    rootfs: Callable[[str], Path],
+    runtime_environment: dict[str, str],
+    work_directory: Path,
+) -> None:
+    layout, host = find_layout(name), laid_out(name)
+    settings = work_directory / "config.toml"
+    mode = "" if "mode" in layout["settings"] else f'mode = "{way}"\n'
+    specs = f'cdi.spec-dirs = ["{work_directory}/cdi"]\nruntime.runtimes = ["runc"]\n'
+    settings.write_text(mode + host.settings.read_text() + specs)
+    settings.chmod(0o644)
+    if way == "cdi":
+        generate = ["cdi", "generate", "--config", settings, "--output", work_directory / "cdi/nvidia.yaml"]
+        run([PROGRAMS / "ocigpu", *generate])
+    wanted = host.gpus[1] if layout["list"] else "all"
+    look = script(["nvidia-smi", "-L"], ["/dlopen", *LIBRARIES], ["ls", "/dev"])
+    config = base_config(look, {"NVIDIA_VISIBLE_DEVICES": wanted})
+    container = container_id()
+    bundle = write_bundle(work_directory / container, config, rootfs("glibc"))
+    set_cgroup(bundle, container)
+    env = {**runtime_environment, "OCIGPU_CONFIG": str(settings)}
+    done = run_container([RUNTIME], bundle, container, env=env)
+    assert done.returncode == 0, done.stderr
+    listing, opened, nodes = parts(done.stdout)
+    assert opened.splitlines() == [f"dlopen {library} ok" for library in LIBRARIES]
+    if layout["list"]:
+        assert listed_uuids(listing) == [host.gpus[1]]
+    for path in layout["nodes"]:
+        assert path.removeprefix("/dev/") in nodes.split()
