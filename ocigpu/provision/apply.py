@@ -115,7 +115,7 @@ def provision_own(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str,
 
     Its mount namespace, which this process is in, was made by who calls us; rules are those of this process's cgroup.
     """
-    return _provision(plan, open_here(rootfs), None, settings)
+    return _provision(plan, open_here(rootfs)._replace(built_here=True), None, settings)
 
 
 def start_worker(plan: "Plan", settings: "Settings") -> Worker:
@@ -293,7 +293,7 @@ def _enter(
     own_proc_fd = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     host_mnt_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     make_nodes = in_initial_user_namespace() and not container.other_user_namespace
-    host_devices = read_host_devices(container.rootfs)
+    host_devices = read_host_devices(container.rootfs, container.built_here)
     with step("enter", container.rootfs, why):
         _stop_imports()
         join(container)

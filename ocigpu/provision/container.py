@@ -32,7 +32,7 @@ class LiveContainer(NamedTuple):
     ``other_user_namespace``: its user namespace is not ours.  ``join_user``: we have rights over it only inside it.
     ``pivoted``: ``init_root_fd`` is the container's root already.  ``host_root``: (device, inode) of our ``/``.
     ``here``: its namespaces are our own; nothing is joined.  ``rootfs_id``: (device, inode) of its root directory as
-    the runtime sees it, () where that is not known.
+    the runtime sees it, () where that is not known.  ``built_here``: who called us has built it in our namespaces.
     """
 
     pid: int
@@ -49,6 +49,7 @@ class LiveContainer(NamedTuple):
     host_root: tuple[int, int]
     here: bool = False
     rootfs_id: tuple[int, ...] = ()
+    built_here: bool = False
 
     def close(self) -> None:
         for fd in (self.proc_fd, self.mnt_fd, self.user_fd, self.init_root_fd):

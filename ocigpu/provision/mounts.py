@@ -160,29 +160,45 @@ def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> 
         return False
 
 
-def is_on_own_tmpfs(fd: int, root_fd: int, host_devices: "AbstractSet[str]") -> bool:
+def is_on_own_tmpfs(fd: int, root_fd: int, host_devices: "AbstractSet[str]", part: bool = False) -> bool:
     """Tell whether a descriptor is on a mount that nobody else has: a tmpfs of the container's, such as its /dev.
 
     Another container may have the same root directory, and a volume is the host's.  ``host_devices``: of
-    :func:`read_host_devices`.  Raises OSError.
+    :func:`read_host_devices`.  ``part``: it may be a directory of such a tmpfs.  Raises OSError.
     """
     mnt_id = read_mnt_id(fd)
     if mnt_id == read_mnt_id(root_fd):
         return False
     mount = read_mounts("mountinfo").get(mnt_id)
-    return mount is not None and (mount.root, mount.type) == ("/", "tmpfs") and mount.device not in host_devices
+    if mount is None or mount.type != "tmpfs":
+        return False
+    return (part or mount.root == "/") and mount.device not in host_devices
 
 
-def read_host_devices(rootfs: str) -> "AbstractSet[str]":
+def read_host_devices(rootfs: str, built_here: bool = False) -> "AbstractSet[str]":
     """Return the numbers of every tmpfs in sight but those that are mounted below a container's root directory only.
 
     For the mount namespace that the runtime is in, before it is left: a volume is mounted from a path there, so the
     number of its file system is among them, whatever it is mounted on in the container; that of a tmpfs which the
-    runtime has made for the container is not.  Raises OSError.
+    runtime has made for the container is not.  ``built_here``: the container has been built in this very namespace;
+    a tmpfs above its root directory that process 1 does not have was made for it, as Apptainer does, whose /dev lies
+    there.  Raises OSError.
     """
-    lines = [line for line in read_proc("/proc/self/mountinfo").split("\n") if " - tmpfs " in line]
-    below = f"{os.path.realpath(rootfs)}/"
-    return {mount.device for mount in parse_mounts("\n".join(lines)).values() if not mount.point.startswith(below)}
+    rootfs = os.path.realpath(rootfs)
+    every = _read_tmpfs("/proc/self/mountinfo")
+    devices = {mount.device for mount in every if not mount.point.startswith(f"{rootfs}/")}
+    above = {mount.device for mount in every if rootfs.startswith(f"{mount.point}/")} if built_here else set()
+    if above:
+        try:
+            above -= {mount.device for mount in _read_tmpfs("/proc/1/mountinfo")}
+        except OSError:  # procfs is mounted with hidepid
+            return devices
+    return devices - above
+
+
+def _read_tmpfs(path: str) -> "list[Mount]":
+    lines = [line for line in read_proc(path).split("\n") if " - tmpfs " in line]
+    return list(parse_mounts("\n".join(lines)).values())
 
 
 def _is_mount(target: MountTarget) -> bool:

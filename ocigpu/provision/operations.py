@@ -208,7 +208,7 @@ class Transaction:
         if mnt_id not in self._own:
             if self.container is None:  # in the host's namespace, where a tmpfs is anybody's
                 return False
-            if not mounts.is_on_own_tmpfs(fd, self.root_fd, self.host_devices):
+            if not mounts.is_on_own_tmpfs(fd, self.root_fd, self.host_devices, self.container.built_here):
                 return False
             self._own[mnt_id] = os.dup(fd)
         return True

@@ -31,6 +31,12 @@ LXC = """\
 mount --make-rprivate / && mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t tmpfs none "$1/dev"
 """
 """What both do before they call their hook, but for enroot's /dev, which is the host's; Apptainer does it likewise."""
+CONTAINED = """\
+mount --make-rslave / && cd "$1" && mount -t tmpfs -o nosuid none "${1%/*}" && mkdir "$1" "${1%/*}/dev" &&
+mount -c --bind . "$1" && cd / && mount --rbind /proc "$1/proc" && mount --make-rslave "$1/proc" &&
+mount --bind "${1%/*}/dev" "$1/dev"
+"""
+"""Apptainer with --contain: root and /dev are directories of one tmpfs, its session's."""
 
 
 class Place:
@@ -216,6 +222,7 @@ CALLERS = {
         ["--user", "--map-root-user", "--pid", "--fork", "--net", "--uts", "--ipc"], LXC, ["--user", *CONFIGURE]
     ),
     "Apptainer": Caller(["--user", "--map-root-user"], ENROOT, ["--user", *CONFIGURE]),
+    "Apptainer --contain": Caller(["--user", "--map-root-user"], CONTAINED, ["--user", *CONFIGURE]),
     "Apptainer, set-user-ID": Caller(
         [], LXC, CONFIGURE, ("setpriv", f"--inh-caps={SOME}", f"--bounding-set={SOME}", f"--ambient-caps={SOME}")
     ),
@@ -249,7 +256,7 @@ def test_callers_that_make_the_namespaces_get_their_gpus(place: Place, name: str
     assert machine.mounts_below(str(root)) == []
 
 
-@pytest.mark.parametrize("name", ["enroot", "Apptainer, set-user-ID"])
+@pytest.mark.parametrize("name", ["enroot", "Apptainer --contain", "Apptainer, set-user-ID"])
 def test_a_failure_undoes_everything_in_the_callers_namespace(place: Place, name: str) -> None:
     root = place.bundle([]) / "rootfs"
     (root / MULTIARCH / f"libnvidia-nvvm.so.{VERSION}").mkdir()  # of the last things that are mounted
