@@ -47,6 +47,7 @@ if [ "$purpose" = test ]; then
   need newuidmap uidmap shadow-utils
   need setpriv util-linux util-linux
   need podman podman podman
+  need lxc-execute lxc lxc
   need strace strace strace
   need systemctl systemd systemd
   need openssl openssl openssl

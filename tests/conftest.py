@@ -96,7 +96,7 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=workers.sort_key)
-    leave_out_clusters(config, items)
+    leave_out_foreign(config, items)
     reason = requirements.root()
     if reason:
         for item in items:
@@ -104,13 +104,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def leave_out_clusters(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs programs of Kubernetes that nobody has named: they cannot be installed as packages."""
+def leave_out_foreign(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs programs that no package here has: those of Kubernetes that nobody has named, and others."""
     out = {
         item
         for item in items
-        for mark in item.iter_markers("cluster")
-        if not all(os.environ.get(name) for name in mark.args)
+        if not all(os.environ.get(name) for mark in item.iter_markers("cluster") for name in mark.args)
+        or any(requirements.programs(*mark.args) for mark in item.iter_markers("program"))
     }
     if out:
         config.hook.pytest_deselected(items=[item for item in items if item in out])

@@ -13,7 +13,7 @@ from support.runtimes import answers, parts, probe, script
 
 pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.program("apptainer")]
 
-USER = 4321
+USER = 65534  # Apptainer wants to know the account
 LOOK = script(
     ["nvidia-smi", "-L"],
     probe(["list", "/dev"], ["open", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]),
@@ -32,7 +32,7 @@ class Apptainer:
 
     def run(self, *options: str, **variables: str) -> Completed:
         user = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
-        command = [*user, "apptainer", "exec", "--userns", "--nvccli", *options, self.root, *LOOK]
+        command = [*user, "apptainer", "exec", "--userns", "--no-home", "--nvccli", *options, self.root, *LOOK]
         return run(command, env={**self.env, **variables}, check=False)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import requirements
@@ -92,22 +93,45 @@ def test_the_default_runtime_comes_with_a_reload_and_goes_from_the_file(
     assert file.read_bytes() == before
 
 
-def test_dev_containers_find_the_vendors_name(
-    docker: tuple[Docker, Path], simulated_host: SimulatedHost, hooks: Path
-) -> None:
-    """Dev Containers pass --gpus where this output has the name (devcontainers/cli: checkDockerSupportForGPU)."""
+@pytest.fixture
+def named_nvidia(docker: tuple[Docker, Path], hooks: Path) -> Iterator[Docker]:
+    """The dockerd with the runtime "nvidia", as Dev Containers look for it; its file is as it was afterwards."""
     started, file = docker
     before = file.read_bytes()
     run([hooks / "ocigpu", "engine", "configure", "docker", "--name", "nvidia", "--no-gpus-hook", "--config", file])
     os.kill(int((started.socket.parent / "pid").read_text()), signal.SIGHUP)
     entry = ("info", "--format={{.Runtimes.nvidia}}")
     wait_for("dockerd to have read its file", lambda: "nvidia-container-runtime" in started(*entry).stdout)
-    listing = started(*RUN, "--runtime=nvidia", *ASK).stdout
-    assert listed_uuids(listing) == [simulated_host.gpus[1], simulated_host.gpus[3]]
+    yield started
     engine("remove", "docker", "--config", file)
     engine("configure", "docker", "--config", file, "--runtime-path", hooks / "ocigpu-runtime", "--hook-dir",
            hooks / "path")  # fmt: skip
     assert file.read_bytes() == before
+
+
+def test_dev_containers_find_the_vendors_name(named_nvidia: Docker, simulated_host: SimulatedHost) -> None:
+    """Dev Containers pass --gpus where ``docker info`` has the name (devcontainers/cli: checkDockerSupportForGPU)."""
+    listing = named_nvidia(*RUN, "--runtime=nvidia", *ASK).stdout
+    assert listed_uuids(listing) == [simulated_host.gpus[1], simulated_host.gpus[3]]
+
+
+@pytest.mark.program("devcontainer")
+@pytest.mark.parametrize("words", [{"hostRequirements": {"gpu": True}}, {"runArgs": ["--gpus", "all"]}], ids=str)
+def test_the_devcontainer_command_gives_gpus(
+    named_nvidia: Docker, simulated_host: SimulatedHost, work_directory: Path, words: dict[str, Any]
+) -> None:
+    """``--gpu-availability`` is left at "detect": it asks ``docker info`` itself."""
+    arguments = ["--network=none", *words.get("runArgs", ())]
+    settings = {"image": IMAGE, "updateRemoteUserUID": False, "remoteUser": "root", **words, "runArgs": arguments}
+    (work_directory / ".devcontainer.json").write_text(json.dumps(settings))
+    env = {"PATH": os.environ["PATH"], "HOME": str(work_directory), "DOCKER_HOST": f"unix://{named_nvidia.socket}"}
+    place = ("--workspace-folder", work_directory, "--user-data-folder", work_directory / "data")
+    up = run(["devcontainer", "up", *place], env=env)
+    try:
+        listing = run(["devcontainer", "exec", *place, "nvidia-smi", "-L"], env=env).stdout
+    finally:
+        named_nvidia("rm", "--force", json.loads(up.stdout.splitlines()[-1])["containerId"])
+    assert listed_uuids(listing) == list(simulated_host.gpus)
 
 
 def test_cdi_is_switched_on_where_docker_has_it(docker: tuple[Docker, Path], tmp_path: Path) -> None:

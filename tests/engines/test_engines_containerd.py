@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from support import requirements
-from support.engines import Containerd, start_containerd
+from support.engines import SYSTEM_PATH, Containerd, start_containerd
 from support.fixtures import IMAGE
-from support.product import CONTROL_NODES, LIBRARIES, RUNTIME, SimulatedHost, gpu_names, listed_uuids
+from support.process import run
+from support.product import CONTROL_NODES, LIBRARIES, PROGRAMS, RUNTIME, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, container_id, parts, probe, script
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -51,7 +52,13 @@ def assert_has_gpus_0_and_2(host: SimulatedHost, output: str) -> None:
     assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
 
 
-def ctr_run(engine: Containerd, *words: str, check: bool = True) -> Any:
+def ctr_run(
+    engine: Containerd,
+    *words: str,
+    check: bool = True,
+    runtime: str | Path = RUNTIME,
+    env: dict[str, str] | None = None,
+) -> Any:
     return engine(
         "run",
         "--rm",
@@ -62,9 +69,10 @@ def ctr_run(engine: Containerd, *words: str, check: bool = True) -> Any:
         "--runtime",
         "io.containerd.runc.v2",
         "--runc-binary",
-        str(RUNTIME),
+        str(runtime),
         *words,
         check=check,
+        env=env,
     )
 
 
@@ -86,6 +94,38 @@ def test_ctr_shows_why_a_container_with_an_unknown_gpu_does_not_start(containerd
     assert "OCIGPU-DEV-1" in result.stderr
     assert "started" not in result.stdout
     assert name not in containerd("tasks", "ls").stdout
+
+
+@pytest.fixture
+def own_way(work_directory: Path, simulated_host: SimulatedHost) -> Iterator[dict[str, Any]]:
+    """What ``ctr run --gpus`` needs: nvidia-container-cli on the PATH; from containerd 2.3 on, a CDI specification."""
+    (work_directory / "nvidia-container-cli").symlink_to(PROGRAMS / "ocigpu-container-cli")
+    path = f"{work_directory}:{SYSTEM_PATH}:/usr/local/bin:/usr/local/sbin"
+    output = Path("/run/cdi/nvidia.yaml")
+    run([PROGRAMS / "ocigpu", "cdi", "generate", "--config", simulated_host.settings, "--output", output])
+    yield {"runtime": "runc", "env": {"PATH": path, "OCIGPU_CONFIG": str(simulated_host.settings)}}
+    output.unlink()
+
+
+def test_ctr_gives_gpus_by_itself(
+    containerd: Containerd, simulated_host: SimulatedHost, own_way: dict[str, Any]
+) -> None:
+    """Until containerd 2.2 a hook, ``containerd oci-hook``, calls nvidia-container-cli, with all capabilities."""
+    look = script(["nvidia-smi", "-L"], probe(["list", "/dev"], ["open", "/dev/nvidia0", "/dev/nvidia1"]))
+    words = ("--gpus", "0", "--gpus", "2", IMAGE, container_id())
+    listing, probed = parts(ctr_run(containerd, *words, *look, **own_way).stdout)
+    assert listed_uuids(listing) == [simulated_host.gpus[0], simulated_host.gpus[2]]
+    seen = answers(probed)
+    assert gpu_names(seen["list", "/dev"]) == sorted(["nvidia0", "nvidia2", "nvidia-modeset", *CONTROL_NODES])
+    assert (seen["open", "/dev/nvidia0"], seen["open", "/dev/nvidia1"]) == ("ENXIO", "ENOENT")
+
+
+def test_ctr_by_itself_shows_why_a_container_does_not_start(containerd: Containerd, own_way: dict[str, Any]) -> None:
+    words = ("--gpus", "9", IMAGE, container_id(), "echo", "started")
+    result = ctr_run(containerd, *words, check=False, **own_way)
+    assert result.returncode != 0
+    assert "OCIGPU-DEV-1" in result.stderr or "unresolvable CDI devices nvidia.com/gpu=9" in result.stderr
+    assert "started" not in result.stdout
 
 
 @pytest.fixture

@@ -146,9 +146,11 @@ class Containerd:
         self.log = directory / "log"
         self.namespace = namespace
 
-    def __call__(self, *words: str, check: bool = True, namespace: str = "") -> Completed:
+    def __call__(
+        self, *words: str, check: bool = True, namespace: str = "", env: dict[str, str] | None = None
+    ) -> Completed:
         command = [_program("ctr"), "--address", str(self.socket), "--namespace", namespace or self.namespace, *words]
-        result = run(command, check=False, timeout=120)
+        result = run(command, check=False, timeout=120, env=env)
         assert not check or result.returncode == 0, f"{explain(result)}\n{self.log.read_text()[-4000:]}"
         return result
 

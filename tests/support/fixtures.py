@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,6 +57,19 @@ def public_copy(session_directory: Path) -> PublicCopy:
     directory = session_directory / "product"
     directory.mkdir()
     return make_public_copy(directory)
+
+
+@pytest.fixture(scope="session")
+def vendor_cli(session_directory: Path, public_copy: PublicCopy, simulated_host: SimulatedHost) -> Path:
+    """A directory with nvidia-container-cli, which any user can run; it gives GPUs of the simulated host."""
+    path = session_directory / "vendor-cli" / "nvidia-container-cli"
+    path.parent.mkdir()
+    program = "from ocigpu.entry.container_cli.main import main; sys.exit(main())"
+    program = f"import sys; sys.path.append({str(public_copy.library)!r}); {program}"
+    words = shlex.join([public_copy.python, "-I", "-S", "-c", program])
+    path.write_text(f'#!/bin/sh\nOCIGPU_CONFIG={simulated_host.settings} exec {words} "$@"\n')
+    path.chmod(0o755)
+    return path.parent
 
 
 MakeBundle = Callable[..., Path]
