@@ -3,6 +3,8 @@
 # systemd there as process 1 of private namespaces; run.sh calls it.  RUN/pid is process 1, RUN/booted a word of how it went.
 set -euo pipefail
 root=$1 run=$2 repository=$3 image=$4 new=$2/root
+# shellcheck source=tests/grounds/roots.sh
+. "$(dirname "$0")/roots.sh"
 trap 'echo "it ended before it was up" >"$run/booted"' EXIT
 mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=$root,upperdir=$run/upper,workdir=$run/work" "$new"
@@ -12,20 +14,10 @@ for directory in var/lib/docker var/lib/containerd var/lib/containers home tmp; 
   mount --bind "$run/data/$directory" "$new/$directory"
 done
 chmod 1777 "$new/tmp"
-mkdir -p "$new/root/ocigpu" "$new/old"
+mkdir -p "$new/old" "$new/root"
 cp "$image" "$new/root/debian.tar"
-git -C "$repository" ls-files -z --cached --others --exclude-standard | (cd "$repository" && tar -c --null --files-from=- --ignore-failed-read) |
-  tar -x --no-same-owner -C "$new/root/ocigpu"
-
-# With the machine's network, which the ground has not: what the README's first line builds.
-cat /etc/resolv.conf >"$new/etc/resolv.conf"
-[ ! -e /etc/ssl/certs/ca-certificates.crt ] || cat /etc/ssl/certs/ca-certificates.crt >"$new/etc/ssl/certs/ca-certificates.crt"
-mount -t proc proc "$new/proc"
-mount --bind /dev "$new/dev"
-env | grep -E '^(https?_proxy|no_proxy|HTTPS?_PROXY|NO_PROXY|PIP_INDEX_URL)=' >"$run/proxy" || true
-mapfile -t proxy <"$run/proxy"
-chroot "$new" env -i "${proxy[@]}" HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 make -C /root/ocigpu deb
-umount "$new/dev" "$new/proc"
+take_repository "$repository" "$new"
+in_root "$new" make -C /root/ocigpu deb # the README's first line; the ground itself has no network
 
 cat >"$run/init" <<'INIT'
 #!/bin/bash

@@ -24,7 +24,7 @@ keep() { # NAME VARIANT PACKAGES [OPTION...]: prints the path of what mmdebstrap
   path=$grounds/$suite-$(echo "${*:2} $mirror" | cksum | cut -d' ' -f1)$kind
   if [ -z "$(find "$path" -maxdepth 0 -mtime -7 2>/dev/null)" ]; then
     echo "making $path (some minutes)" >&2
-    find "$grounds" -maxdepth 1 -regex ".*/$suite-[0-9]+\(\.new\)?$kind" -exec rm -rf --one-file-system {} +
+    find "$grounds" -maxdepth 1 -regex ".*/$suite-[0-9]+$kind\(\.new$kind\)?" -exec rm -rf --one-file-system {} +
     # unstable's list of packages is not signed for long
     mmdebstrap --quiet --mode=root --variant="$2" --aptopt='Acquire::Languages "none"' \
       --aptopt='Acquire::Check-Valid-Until "false"' ${3:+--include="$3"} "${@:4}" "$suite" "$path.new$kind" "$mirror" >&2
@@ -32,4 +32,22 @@ keep() { # NAME VARIANT PACKAGES [OPTION...]: prints the path of what mmdebstrap
     mv "$path.new$kind" "$path"
   fi
   echo "$path"
+}
+
+take_repository() { # REPOSITORY ROOT: copies what git does not ignore to /root/ocigpu there
+  mkdir -p "$2/root/ocigpu"
+  git -C "$1" ls-files -z --cached --others --exclude-standard |
+    (cd "$1" && tar -c --null --files-from=- --ignore-failed-read) | tar -x --no-same-owner -C "$2/root/ocigpu"
+}
+
+in_root() { # ROOT COMMAND...: runs it there with the machine's network; in a mount namespace of the caller's
+  local root=$1 proxy
+  cat /etc/resolv.conf >"$root/etc/resolv.conf"
+  mkdir -p "$root/etc/ssl/certs"
+  [ ! -e /etc/ssl/certs/ca-certificates.crt ] || cat /etc/ssl/certs/ca-certificates.crt >"$root/etc/ssl/certs/ca-certificates.crt"
+  mount -t proc proc "$root/proc"
+  mount --bind /dev "$root/dev"
+  mapfile -t proxy < <(env | grep -E '^(https?_proxy|no_proxy|HTTPS?_PROXY|NO_PROXY|PIP_INDEX_URL)=')
+  chroot "$root" env -i "${proxy[@]}" HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "${@:2}"
+  umount "$root/dev" "$root/proc"
 }
