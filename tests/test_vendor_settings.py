@@ -130,7 +130,7 @@ LEFT_OUT: dict[str, tuple[str, Any, str]] = {
     "ctk": ("nvidia-ctk.path", "nvidia-ctk", "hook.path"),
     "unknown level": (f"{RUNTIME}.log-level", "loud", "no level of a log"),
     "empty runtime": (f"{RUNTIME}.runtimes", ["runc", ""], "has an empty entry"),
-    "mode csv": (f"{RUNTIME}.mode", "csv", "ocigpu cdi generate --mode csv"),
+    "mode csv": (f"{RUNTIME}.mode", "csv", "leave mode at auto"),
     "no mode": (f"{RUNTIME}.mode", "", "no mode of NVIDIA's runtime"),
     "csv files": (f"{RUNTIME}.modes.csv.mount-spec-path", "/etc/x", "--csv.file"),
     "csv compatibility": (f"{RUNTIME}.modes.csv.compat-container-root", "/x", "--csv.compat-container-root"),

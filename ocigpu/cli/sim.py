@@ -14,7 +14,7 @@ from ocigpu.core.errors import OcigpuError, printable
 
 def create_command(
     directory: str,
-    gpus: Annotated[int, Range(1, 64)] = 8,
+    gpus: Annotated[int, Range(1, 64)] = 0,
     model: list[str] | None = None,
     mig: list[str] | None = None,
     driver_version: str = "",

@@ -140,7 +140,7 @@ def gpu_rows(gpus: tuple[Gpu, ...]) -> list[tuple[str, ...]]:
     for gpu in gpus:
         mig = "on" if gpu.mig_enabled else "off" if gpu.mig_capable else "-"
         model = (gpu.uuid, gpu.bus_id, gpu.model, gpu.architecture or "-")
-        rows.append((str(gpu.index), str(gpu.minor), *model, mig, gpu.error or "ok"))
+        rows.append((str(gpu.index), "-" if gpu.minor < 0 else str(gpu.minor), *model, mig, gpu.error or "ok"))
         for part in gpu.mig_devices:
             instances = f"gi {part.gpu_instance} ci {part.compute_instance}"
             names = (f"{gpu.index}:{part.index}", "", part.uuid, "", f"MIG {part.profile}", "", instances)

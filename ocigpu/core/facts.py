@@ -141,12 +141,20 @@ class ProcFile(NamedTuple):
     content: str
 
 
+LISTED = "listed"
+"""Name of the part that has what the lists of a Tegra system name for every container."""
+
+
 class FeatureNodes(NamedTuple):
-    """What an opt-in variable brings: ``name`` is "gds", "mofed", "gdrcopy" or "nvswitch"."""
+    """What an opt-in variable brings: ``name`` is "gds", "mofed", "gdrcopy" or "nvswitch"; or LISTED.
+
+    ``links``: (target text, path in the container) pairs.
+    """
 
     name: str
     nodes: tuple[DeviceNode, ...]
     files: tuple[HostFile, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
 
 
 class HostFacts(NamedTuple):
@@ -188,6 +196,11 @@ class HostFacts(NamedTuple):
     notes: tuple[str, ...] = ()
     vendor: str = "nvidia"
     parts: "tuple[HostFacts, ...]" = ()
+
+    @property
+    def listed(self) -> FeatureNodes | None:
+        """What the lists of a Tegra system name for containers, None where the driver's files are looked for."""
+        return next((feature for feature in self.features if feature.name == LISTED), None)
 
     @property
     def each(self) -> "tuple[HostFacts, ...]":
@@ -279,7 +292,13 @@ def facts_from_json(data: "dict[str, Any]") -> HostFacts:
     for name in ("binaries", "firmware", "sockets", "configs"):
         plain[name] = _files(data[name])
     plain["features"] = tuple(
-        FeatureNodes(item["name"], tuple(map(_node, item["nodes"])), _files(item["files"])) for item in data["features"]
+        FeatureNodes(
+            item["name"],
+            tuple(map(_node, item["nodes"])),
+            _files(item["files"]),
+            tuple((target, path) for target, path in item["links"]),
+        )
+        for item in data["features"]
     )
     plain["proc_files"] = tuple(ProcFile(**item) for item in data["proc_files"])
     plain["notes"] = tuple(data["notes"])

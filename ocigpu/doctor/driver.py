@@ -12,6 +12,7 @@ from ocigpu.doctor.host import Host
 from ocigpu.gpus.nvidia.files import read_binaries
 from ocigpu.gpus.nvidia.libraries import HOMES
 from ocigpu.gpus.nvidia.nvml import LIB_RM_VERSION_MISMATCH
+from ocigpu.gpus.tegra import CSV_DIRECTORY
 from ocigpu.gpus.tree import CONTAINER_ROOT, Tree
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS
@@ -24,6 +25,10 @@ _LOST_XIDS = ("79", "119", "120")
 
 def check_gpu(host: Host) -> list[Finding]:
     """Is there a GPU at all?"""
+    if host.listed:
+        files, nodes = host.listed.listed.files if host.listed.listed else (), host.listed.control_nodes
+        given = f"{len(nodes) + 1} device nodes and {len(files)} files"
+        return [ok(f"Tegra: containers get {given} of its lists", host.evidence(CSV_DIRECTORY, "lists"))]
     if host.platform:
         return [not_checked(f"this is {'WSL' if host.platform == 'wsl' else 'a Tegra system'}: no GPU on the PCI bus")]
     directory = f"{host.roots.sys}/bus/pci/devices"
@@ -74,6 +79,9 @@ def check_vendor(host: Host) -> list[Finding]:
 def check_driver(host: Host) -> list[Finding]:
     """Is the kernel module loaded?"""
     version_file = f"{host.roots.proc}/driver/nvidia/version"
+    if host.listed:
+        version = host.listed.driver_version or "of unknown version"
+        return [ok(f"driver {version} of Tegra is loaded", Evidence(version_file, host.driver_version or "none"))]
     if host.platform:
         return [not_checked("on WSL and Tegra the driver is not the kernel module nvidia")]
     if host.driver_version:
@@ -204,6 +212,8 @@ def check_binding(host: Host) -> list[Finding]:
 
 def check_libraries(host: Host) -> list[Finding]:
     """Are the driver's libraries there?"""
+    if host.listed:
+        return [not_checked("on Tegra lists name the libraries: see no-gpu")]
     root, version = host.roots.driver or "/", host.driver_version
     settings = host.settings.path or host.path("/etc/ocigpu/config.toml")
     if (missing := host.missing_libraries) and version in host.library_versions:
@@ -245,6 +255,8 @@ def _passed_over(host: Host) -> list[Evidence]:
 def check_versions(host: Host) -> list[Finding]:
     """Do kernel module and libraries belong together?"""
     kernel, libraries = host.driver_version, host.library_versions
+    if host.listed:
+        return [not_checked("on Tegra libraries have versions of their own")]
     if not kernel or not libraries:
         return [not_checked(host.no_driver if not kernel else "no driver library was found")]
     evidence = (
@@ -278,6 +290,8 @@ def why_not_ask(host: Host) -> str:
     """Return why NVML cannot be asked, "" if it can."""
     if not host.driver_version:
         return host.no_driver
+    if host.listed:
+        return ""
     if not host.library_versions or host.driver_version not in host.library_versions:
         return "the driver's libraries are missing or of another version: see driver-libraries"
     if any(change.path.endswith("/nvidiactl") for change in (*host.missing_nodes, *host.wrong_nodes)):

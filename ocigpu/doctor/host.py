@@ -16,6 +16,7 @@ from functools import cached_property
 from ocigpu.containers.believed import Container
 from ocigpu.containers.find import default_places, find_containers
 from ocigpu.core.errors import OcigpuError, SettingsError
+from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import DEFAULT_PATH, Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.doctor.claim_facts import ClaimFacts, read_claim_facts
@@ -33,6 +34,8 @@ from ocigpu.gpus.nvidia.nodes import Driver, NodeChange, find_changes, find_link
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
 from ocigpu.gpus.nvidia.procfs import ProcGpu, parse_devices, read_kernel_version, read_proc_gpus
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions, read_gpus
+from ocigpu.gpus.tegra import RELEASE
+from ocigpu.gpus.tegra.facts import find_listed_nvml, read_listed_facts
 from ocigpu.gpus.tree import Roots, Tree, find_roots, list_names, read_text
 from ocigpu.gpus.vendors import find_vendors
 from ocigpu.gpus.vfio.facts import SWITCH_CLASS
@@ -156,7 +159,16 @@ class Host(RootFiles):
         roots = self.roots._replace(driver=self.roots.host or self.root, dev=self.root or self.roots.host)
         if looks_like_wsl(roots._replace(proc=self.proc if self.root else self.roots.proc)):
             return "wsl"
-        return "tegra" if self.exists("/etc/nv_tegra_release") else ""
+        return "tegra" if Tree(roots.driver).find(RELEASE) else ""
+
+    @cached_property
+    def listed(self) -> HostFacts | None:
+        """What a Tegra system with an integrated GPU has for containers, by its lists; None for any other host."""
+        return read_listed_facts(self.roots, Tree(self.roots.driver), self.driver_version) if self.is_tegra else None
+
+    @property
+    def is_tegra(self) -> bool:
+        return self.platform == "tegra"
 
     @property
     def is_wsl(self) -> bool:
@@ -216,8 +228,8 @@ class Host(RootFiles):
 
     @cached_property
     def driver(self) -> Driver | None:
-        """What procfs says of the driver's devices, None when it is not loaded."""
-        return read_driver(self.roots) if self.driver_version and self.majors else None
+        """What procfs says of the driver's devices, None when it is not loaded or others make its nodes."""
+        return read_driver(self.roots) if self.driver_version and self.majors and not self.listed else None
 
     @cached_property
     def node_changes(self) -> tuple[NodeChange, ...]:
@@ -242,7 +254,9 @@ class Host(RootFiles):
     @cached_property
     def nvml(self) -> tuple[NvmlAnswer, list[dict[str, object]]]:
         """NVML's answer, and the GPUs as its child described them; without a library the answer says so."""
-        path = find_nvml(self.libraries, self.driver_version, Tree(self.roots.driver), native_machine())
+        tree = Tree(self.roots.driver)
+        path = find_nvml(self.libraries, self.driver_version, tree, native_machine())
+        path = find_listed_nvml(tree) if self.listed else path
         if not path:
             return NvmlAnswer("there is no libnvidia-ml.so of the driver's version"), []
         child = start_nvml(path, self.roots, self.nvml_seconds)

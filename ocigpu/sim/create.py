@@ -16,12 +16,22 @@ from ocigpu.gpus.vendors import load_vendor
 from ocigpu.sim import redfish
 from ocigpu.sim.driverless import check_driverless, describe_module, module_of, serial_of, write_driverless
 from ocigpu.sim.fabric import BOARD_OF, SimulatedManager
-from ocigpu.sim.files import make_sockets, write_file, write_files, write_firmware, write_kernel, write_ldcache
+from ocigpu.sim.files import (
+    make_sockets,
+    read_tables,
+    write_file,
+    write_files,
+    write_firmware,
+    write_kernel,
+    write_ldcache,
+    write_tegra,
+)
 from ocigpu.sim.libraries import build, library_triplet, place_few
 from ocigpu.sim.made import read_marker, write_marker
 from ocigpu.sim.models import NVIDIA, Model, SimGpu, cuda_version_of, describe_mig, find_model, make_gpus, sim_error
 from ocigpu.sim.nodes import (
     NVIDIA_MAJORS,
+    Majors,
     SimNode,
     choose_first_card,
     choose_majors,
@@ -29,6 +39,7 @@ from ocigpu.sim.nodes import (
     link_dri_by_path,
     make_nodes,
     plan_nodes,
+    plan_tegra_nodes,
 )
 from ocigpu.sim.table import make_table
 
@@ -38,7 +49,7 @@ _VERSION = re.compile(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{1,2})?")
 
 def create_host(
     directory: str,
-    gpus: int = 8,
+    gpus: int = 0,
     model: str | Sequence[str] = "h100",
     mig: Sequence[str] = (),
     driver_version: str = "",
@@ -56,9 +67,10 @@ def create_host(
 ) -> str:
     """Make a simulated host in ``directory`` and return the path of its settings file, DIRECTORY/config.toml.
 
-    ``model``: several are of several vendors, and the host has so many GPUs of each. ``mig``: layouts such as
-    "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU. ``driver_version`` "" is the model's usual one. ``nodes``: True
-    real device nodes (needs root), False regular files that stand for them, None real ones where mknod(2) is permitted.
+    ``gpus``: 0 is eight, or the one of a model whose hosts have one.  ``model``: several are of several vendors, and
+    the host has so many GPUs of each.  ``mig``: layouts such as "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU.
+    ``driver_version`` "" is the model's usual one.  ``nodes``: True real device nodes (needs root), False regular files
+    that stand for them, None real ones where mknod(2) is permitted.
     ``driver`` "none": the GPUs are bound to vfio-pci and nothing of NVIDIA's is there; with ``iommufd`` the kernel also
     has nodes for single functions.  ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
     ``few``: only what programs of this machine load, NVML, CUDA and nvidia-smi, without any of these and without nodes.
@@ -86,12 +98,18 @@ def create_host(
         raise sim_error(f"{what}: not without a simulated host's root directory", fix)
     if chosen.vendor == NVIDIA and not _VERSION.fullmatch(version):
         raise sim_error(f"driver version {quoted(version)}: not like {chosen.driver_version}")
-    machines = make_gpus(chosen, gpus, mig)
+    if chosen.tegra and (faults or driver or others):
+        raise sim_error(
+            f"model {chosen.key}: a Jetson is simulated as it is: no faults, no other GPUs, not without driver"
+        )
+    machines = make_gpus(chosen, gpus or (1 if chosen.alone else 8), mig)
     if driver or iommufd:
         _check_without_driver(driver, machines, few or bool(others or faults or driver_version))
         version = ""
     target = _check_target(directory)
     parts = _Parts(dri, nodes, sockets, compat32, ldcache, few, tuple(others), iommufd)
+    if chosen.tegra:
+        parts = parts._replace(dri=False, sockets=False, compat32=False)
     if few:
         parts = _Parts(False, False, sockets, False, False, True, ())
     say = progress or (lambda _line: None)
@@ -224,23 +242,27 @@ def _make_nvidia(
     """Make NVIDIA's driver; returns the marker's content."""
     majors = choose_majors(gpus[0])
     table = make_table(str(target), gpus, version, majors.caps, few=parts.few)
+    model = gpus[0].model
     if parts.few:
         built = place_few(root, table, version)
     else:
         say("compiling the driver's libraries and programs")
-        built = build(root, table, version, fabric=gpus[0].model.fabric, compat32=parts.compat32)
-    _start_manager(root, gpus[0].model)
+        built = build(root, table, version, model, compat32=parts.compat32)
+    _start_manager(root, model)
     say("making device nodes, /proc and /sys")
-    node_list = plan_nodes(gpus, majors, first_card, dri=parts.dri)
+    node_list = _plan_nodes(gpus, majors, first_card, parts)
     real = make_nodes(root, node_list, real=parts.nodes)
-    if parts.dri:
-        link_dri_by_path(root, gpus, first_card)
-    write_kernel(root, gpus, majors, version, first_card, dri=parts.dri)
-    say("writing firmware, sockets and settings")
-    write_firmware(root, version)
-    write_files(root, "driver", {"version": version, "triplet": library_triplet()})
+    if model.tegra:
+        write_tegra(root, majors, version, [f"/{node.path}" for node in node_list], built.paths)
+    else:
+        if parts.dri:
+            link_dri_by_path(root, gpus, first_card)
+        write_kernel(root, gpus, majors, version, first_card, dri=parts.dri)
+        say("writing firmware, sockets and settings")
+        write_firmware(root, version)
+        write_files(root, "driver", {"version": version, "triplet": library_triplet()})
     (root / "run").mkdir()
-    socket_names = make_sockets(root, gpus[0].model) if parts.sockets else []
+    socket_names = make_sockets(root, model) if parts.sockets else []
     (root / "var").mkdir(exist_ok=True)
     (root / "var/run").symlink_to("../run")
     (root / "tmp").mkdir()
@@ -248,10 +270,10 @@ def _make_nvidia(
     if parts.ldcache:
         write_ldcache(root)
     return {
-        **_describe(gpus[0].model, version, cuda_version_of(version), real),
+        **_describe(model, version, cuda_version_of(version), real),
         **({"nodes": "none"} if parts.few else {}),
         "majors": majors.by_name(),
-        "library_directory": f"usr/lib/{library_triplet()}",
+        "library_directory": f"usr/lib/{library_triplet()}{'/nvidia' * model.tegra}",
         "libraries": built.libraries,
         "libraries_32": built.libraries_32,
         "binaries": list(built.binaries),
@@ -261,6 +283,13 @@ def _make_nvidia(
         "gpus": [_describe_gpu(gpu) for gpu in gpus],
         "notes": list(built.notes),
     }
+
+
+def _plan_nodes(gpus: tuple[SimGpu, ...], majors: Majors, first_card: int, parts: _Parts) -> list[SimNode]:
+    if not gpus[0].model.tegra:
+        return plan_nodes(gpus, majors, first_card, dri=parts.dri)
+    names = read_tables()["tegra-built"]["uvm-nodes" if gpus[0].bus_id else "nodes"]
+    return plan_tegra_nodes(names, majors)
 
 
 def _add_other(

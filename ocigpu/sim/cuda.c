@@ -58,7 +58,7 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) { return refuse(
 static void give_uuid(unsigned char *bytes, const char *text) {
     unsigned int digits = 0, value;
 
-    for (text += 4; *text && digits < 32; text++) {
+    for (text += strncmp(text, "GPU-", 4) ? 0 : 4; *text && digits < 32; text++) {
         if (*text == '-')
             continue;
         value = (unsigned int)(*text <= '9' ? *text - '0' : *text - 'a' + 10);
@@ -81,7 +81,8 @@ static int attribute_of(int attribute, const struct sim_gpu *gpu) {
     case 12: return 64 << 10;                   /* MAX_REGISTERS_PER_BLOCK */
     case 16: return (int)gpu->multiprocessors;  /* MULTIPROCESSOR_COUNT */
     case 19: case 41: return 1;                 /* CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING */
-    case 33: return (int)gpu->bus;              /* PCI_BUS_ID; device and domain are 0 */
+    case 33: return (int)(gpu->bus & 0xFF);     /* PCI_BUS_ID; the device is 0 */
+    case 50: return (int)(gpu->bus >> 8);       /* PCI_DOMAIN_ID */
     case 75: return (int)gpu->major;            /* COMPUTE_CAPABILITY_MAJOR */
     case 76: return (int)gpu->minor;            /* COMPUTE_CAPABILITY_MINOR */
     default: return 0;
@@ -93,14 +94,14 @@ ANSWER(cuDeviceGet, (int *device, int ordinal), !device || is_device(ordinal), d
 ANSWER(cuDeviceGetName, (char *name, int length, int device), is_device(device), name && length > 0,
        snprintf(name, (size_t)length, "%s", GPU(device)->name))
 ANSWER(cuDeviceTotalMem_v2, (size_t *bytes, int device), is_device(device), bytes,
-       *bytes = (size_t)GPU(device)->memory)
+       *bytes = GPU(device)->memory ? (size_t)GPU(device)->memory : (size_t)sysconf(_SC_PHYS_PAGES) * getpagesize())
 ANSWER(cuDeviceGetAttribute, (int *value, int attribute, int device), is_device(device), value && attribute > 0,
        *value = attribute_of(attribute, GPU(device)))
 ANSWER(cuDeviceComputeCapability, (int *major, int *minor, int device), is_device(device), major && minor,
        (*major = (int)GPU(device)->major, *minor = (int)GPU(device)->minor))
 ANSWER(cuDeviceGetUuid, (unsigned char *uuid, int device), is_device(device), uuid, give_uuid(uuid, GPU(device)->uuid))
 ANSWER(cuDeviceGetPCIBusId, (char *id, int length, int device), is_device(device), id && length > 0,
-       snprintf(id, (size_t)length, "0000:%02X:00.0", GPU(device)->bus))
+       snprintf(id, (size_t)length, "%04X:%02X:00.0", SIM_BUS(GPU(device))))
 extern EXPORT __typeof__(cuDeviceGetUuid) cuDeviceGetUuid_v2 __attribute__((alias("cuDeviceGetUuid")));
 
 #define WORDED(name, number, text) case number: *result = text; return SUCCESS;

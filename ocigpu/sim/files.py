@@ -84,6 +84,24 @@ def write_kernel(
                 link.symlink_to(f"../../bus/pci/devices/{gpu.bus_id}/drm/{name}")
 
 
+def write_tegra(root: Path, majors: Majors, version: str, nodes: Sequence[str], libraries: Sequence[str]) -> None:
+    """Write what a Jetson has instead: L4T's release, the lists of what containers need, and no PCI function.
+
+    ``nodes``, ``libraries``: paths of a host.
+    """
+    uvm = majors.uvm if "/dev/nvidia-uvm" in nodes else 0
+    write_file(root / "proc/devices", render_proc_devices(Majors(uvm, 0, 0, 0, 0)), 0o444)
+    values = {
+        "version": version,
+        "machine": platform.machine(),
+        "triplet": f"{platform.machine()}-linux-gnu",
+        "release": "R38 (release), REVISION: 2.0" if uvm else "R36 (release), REVISION: 4.3",
+        "devices": "".join(f"dev, {path}\n" for path in nodes),
+        "libraries": "\n".join(f"lib, {path}" for path in libraries),
+    }
+    write_files(root, "tegra", values)
+
+
 def _describe(gpu: SimGpu, count: int) -> dict[str, object]:
     """Return what the files of one GPU are filled in with."""
     node, model = numa_node(gpu.index, count), gpu.model
@@ -148,7 +166,7 @@ def render_mig_minors() -> str:
 
 def pci_regions(gpu: SimGpu) -> str:
     """Return the 13 regions of the function, "start end flags" each: registers, memory, and what is mapped of both."""
-    memory = 1 << (gpu.model.memory_mib - 1).bit_length() + 20
+    memory = 1 << max(gpu.model.memory_mib - 1, 0).bit_length() + 20  # 1 MiB of one that has none of its own
     base = (2 + 2 * gpu.index) << 38
     regions = (
         (0xA000_0000 + (gpu.index << 24), 1 << 24, 0x40200),  # IORESOURCE_MEM, sized as it is aligned

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.sim.files import fill_in, read_tables
-from ocigpu.sim.models import sim_error
+from ocigpu.sim.models import Model, sim_error
 from ocigpu.sim.table import fill_table
 from ocigpu.system.programs import run_program
 
@@ -66,12 +66,15 @@ def library_triplet() -> str:
 
 @dataclass(frozen=True)
 class Built:
-    """What was compiled: counts, and a note for each thing this machine's compiler could not do."""
+    """What was compiled: counts, and a note for each thing this machine's compiler could not do; ``paths``: of a host's
+    libraries.
+    """
 
     libraries: int
     libraries_32: int
     binaries: tuple[str, ...]
     notes: tuple[str, ...]
+    paths: tuple[str, ...] = ()
 
 
 class _Compiler:
@@ -114,8 +117,8 @@ class _Compiler:
         return self.run("-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-o", target, item, *extra)
 
 
-def build(root: Path, table: bytes, driver_version: str, *, fabric: bool, compat32: bool) -> Built:
-    """Compile every library and program of the driver below ``root`` and make the links beside them.
+def build(root: Path, table: bytes, driver_version: str, model: Model, *, compat32: bool) -> Built:
+    """Compile every library and program of a model's driver below ``root`` and make the links beside them.
 
     ``table``: of ocigpu.sim.table, filled in. Raises OcigpuError (OCIGPU-SIM-1) when the compiler is missing or fails.
     32-bit libraries and static linking are left out, with a note, where the compiler cannot make them.
@@ -123,10 +126,15 @@ def build(root: Path, table: bytes, driver_version: str, *, fabric: bool, compat
     scratch = root / ".build"
     scratch.mkdir()
     compiler = _Compiler(scratch)
-    wanted = [library for library in LIBRARIES if fabric or not library.fabric]
+    wanted = [library for library in LIBRARIES if model.fabric or not library.fabric]
+    if model.tegra:
+        wanted = [LibrarySource(**table) for table in read_tables()["tegra-built"]["libraries"]]
+    names = read_tables()["tegra-built" if model.tegra else "built"]["programs"]
+    if model.fabric:
+        names = [*names, *read_tables()["built"]["fabric-programs"]]
     notes: list[str] = []
     with ThreadPoolExecutor(_WORKERS) as pool:
-        programs = pool.submit(_build_programs, compiler, root, table, fabric, notes)
+        programs = pool.submit(_build_programs, compiler, root, table, names, notes)
         objects = {
             "blank": compiler.object("blank", "blank.c"),
             "tls": compiler.object("tls", "blank.c", "-DWITH_ABI_NOTE"),
@@ -144,13 +152,15 @@ def build(root: Path, table: bytes, driver_version: str, *, fabric: bool, compat
         binaries = programs.result()
     for library in wanted:
         if library.source in _ANSWERING:
-            fill_table(target / library.names(driver_version)[0], table)
+            fill_table(target / library.directory / library.names(driver_version)[0], table)
     count_32 = _build_32(compiler, root, driver_version, notes) if compat32 else 0
-    gbm = target / "gbm"
-    gbm.mkdir(exist_ok=True)
-    (gbm / "nvidia-drm_gbm.so").symlink_to("../libnvidia-allocator.so.1")
+    if not model.tegra:
+        gbm = target / "gbm"
+        gbm.mkdir(exist_ok=True)
+        (gbm / "nvidia-drm_gbm.so").symlink_to("../libnvidia-allocator.so.1")
     shutil.rmtree(scratch)
-    return Built(len(wanted), count_32, binaries, tuple(notes))
+    paths = (f"/{target.relative_to(root)}/{one.directory}/{one.names(driver_version)[0]}" for one in wanted)
+    return Built(len(wanted), count_32, binaries, tuple(notes), tuple(paths))
 
 
 def place_few(root: Path, table: bytes, driver_version: str, sources: Sequence[str] = _ANSWERING) -> Built:
@@ -277,19 +287,19 @@ def _succeed(failure: str) -> None:
         raise sim_error(failure, DISK_HINT if os.strerror(errno.ENOSPC) in failure else COMPILER_HINT)
 
 
-def _build_programs(compiler: _Compiler, root: Path, table: bytes, fabric: bool, notes: list[str]) -> tuple[str, ...]:
-    """Compile nvidia-smi, statically where possible, and give it its other names."""
+def _build_programs(
+    compiler: _Compiler, root: Path, table: bytes, names: Sequence[str], notes: list[str]
+) -> tuple[str, ...]:
+    """Compile nvidia-smi, the first of these names, statically where possible, and give it the others."""
     directory = root / "usr/bin"
     directory.mkdir(parents=True, exist_ok=True)
-    built = read_tables()["built"]
-    names = (*built["programs"], *(built["fabric-programs"] if fabric else ()))
     program = directory / names[0]
     if not _compile_program(compiler, program):
         notes.append("nvidia-smi is linked dynamically: there is no static libc, so it needs a glibc image")
     fill_table(program, table)
     for name in names[1:]:
         (directory / name).hardlink_to(program)
-    return names
+    return tuple(names)
 
 
 def _compile_program(compiler: _Compiler, program: Path) -> bool:

@@ -22,8 +22,18 @@ CPUS_OF_NODE = 64
 MAX_MIG_GPUS = 32
 """The driver has minors for the MIG devices of so many GPUs."""
 
-_CUDA_BY_BRANCH = {535: "12.2", 550: "12.4", 560: "12.6", 565: "12.7", 570: "12.8", 575: "12.9", 580: "13.0"}
-"""NVIDIA's CUDA release notes, table of releases and driver branches."""
+_CUDA_BY_BRANCH = {
+    535: "12.2",
+    540: "12.6",
+    545: "12.3",
+    550: "12.4",
+    560: "12.6",
+    565: "12.7",
+    570: "12.8",
+    575: "12.9",
+    580: "13.0",
+}
+"""NVIDIA's CUDA release notes, table of releases and driver branches; 540 is JetPack 6."""
 _INSTANCE_IDS = {1: (0,), 2: (1, 2), 4: (3, 4, 5, 6), 8: (7, 8, 9, 10, 11, 12, 13, 14)}
 """GPU instance ids that the driver gives out, by how often the profile's memory fits into the GPU's."""
 
@@ -69,6 +79,10 @@ class Model:
     nvlinks: int = 0
     nvlink_group: int = 0
     cluster: bool = False
+    coherent: bool = False
+    domain: int = 0
+    alone: bool = False
+    tegra: bool = False
     vendor: str = NVIDIA
 
     @property
@@ -115,7 +129,7 @@ class MigInstance:
 
 @dataclass(frozen=True)
 class SimGpu:
-    """One simulated GPU; ``minor`` equals ``index``, ``bus_id`` is "0000:01:00.0"."""
+    """One simulated GPU; ``minor`` equals ``index``, ``bus_id`` is "0000:01:00.0", "" for one that is not on PCI."""
 
     index: int
     model: Model
@@ -175,18 +189,27 @@ def make_gpus(model: Model, count: int, mig: Sequence[str] = ()) -> tuple[SimGpu
     """
     if not 1 <= count <= MAX_GPUS:
         raise sim_error(f"{count} GPUs: a simulated host has 1 to {MAX_GPUS}")
+    if model.alone and count > 1:
+        raise sim_error(f"{count} GPUs: a host of this model has one, {model.name}", "--gpus 1")
     layouts = parse_mig_layouts(mig, model, count)
     return tuple(
         SimGpu(
             index,
             model,
-            sim_uuid("GPU", model.key, index),
-            f"0000:{index + 1:02x}:00.0",
+            sim_uuid("GPU", model.key, index) if model.device_id else sim_uuid("", model.key)[1:],
+            _bus_id(model, index),
             index in layouts,
             _place(model, index, layouts.get(index, ())),
         )
         for index in range(count)
     )
+
+
+def _bus_id(model: Model, index: int) -> str:
+    """Return the address of a GPU: a bus of its own or, beside a Grace processor, a domain of its own."""
+    if not model.device_id:
+        return ""
+    return f"{model.domain + 16 * index:04x}:01:00.0" if model.domain else f"0000:{index + 1:02x}:00.0"
 
 
 def parse_mig_layouts(layouts: Sequence[str], model: Model, count: int) -> dict[int, tuple[MigProfile, ...]]:

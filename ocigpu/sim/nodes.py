@@ -121,6 +121,14 @@ def plan_nodes(gpus: Sequence[SimGpu], majors: Majors, first_card: int, *, dri: 
     return nodes
 
 
+def plan_tegra_nodes(names: Sequence[str], majors: Majors) -> list[SimNode]:
+    """Return the nodes of a Jetson by their names in /dev; other drivers than NVIDIA's have a free major here."""
+    known = {"nvidiactl": (NVIDIA_MAJOR, CONTROL_MINOR), "nvidia-modeset": (NVIDIA_MAJOR, MODESET_MINOR)}
+    known |= {"nvidia-uvm": (majors.uvm, 0), "nvidia-uvm-tools": (majors.uvm, 1)}
+    known |= {f"nvidia{number}": (NVIDIA_MAJOR, number) for number in range(3)}
+    return [SimNode(f"dev/{name}", *known.get(name, (majors.caps, at))) for at, name in enumerate(names)]
+
+
 def _cap(majors: Majors, minor: int, mode: int = 0o444) -> SimNode:
     return SimNode(f"dev/nvidia-caps/nvidia-cap{minor}", majors.caps, minor, mode)
 

@@ -189,10 +189,10 @@ static nvml_return ask_any(device_t device, int valid) {
     return lost[device->gpu] ? GPU_IS_LOST : valid ? SUCCESS : INVALID_ARGUMENT;
 }
 
-/* As ask_any, about a whole GPU. */
+/* As ask_any, about a whole GPU; of one that is not on PCI (Orin) NVML knows little more than its name. */
 static nvml_return ask_gpu(device_t device, int valid) {
     REQUIRE(ask_any(device, 1));
-    return device->mig ? NOT_SUPPORTED : valid ? SUCCESS : INVALID_ARGUMENT;
+    return device->mig || !sim_table.gpu[device->gpu].bus ? NOT_SUPPORTED : valid ? SUCCESS : INVALID_ARGUMENT;
 }
 
 /* As ask_any, about a MIG device. */
@@ -277,17 +277,21 @@ static int hex(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Return the bus number of "0000:01:00.0", "00000000:01:00.0" or "01:00.0", -1 for anything else. */
+/* Return the number of "0000:01:00.0", "00000000:01:00.0" or "01:00.0" as sim_gpu has it, -1 for anything else. */
 static int parse_bus(const char *text) {
     size_t length = strlen(text), i;
+    int number = 0;
 
-    if (length < 7 || strcmp(text + length - 5, ":00.0") != 0)
+    if (length < 7 || length > 16 || strcmp(text + length - 5, ":00.0") != 0)
         return -1;
-    text += length - 7;
-    for (i = 0; i < length - 7; i++) /* the domain is 0 */
-        if (*(text - 1 - i) != '0' && *(text - 1 - i) != ':')
+    for (i = 0; i < length - 5; i++) {
+        if (text[i] == ':' && i == length - 8)
+            continue;
+        if (hex(text[i]) < 0 || number > 0xFFFFFF)
             return -1;
-    return hex(text[0]) < 0 || hex(text[1]) < 0 ? -1 : hex(text[0]) * 16 + hex(text[1]);
+        number = number * 16 + hex(text[i]);
+    }
+    return number;
 }
 
 EXPORT nvml_return nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct handle **device) {
@@ -342,9 +346,10 @@ enum { OLD_PCI_INFO = 36 }; /* the size that nvmlPciInfo_v2_t has */
 
 static void fill_pci(const struct sim_gpu *gpu, struct pci_info *info) {
     memset(info, 0, sizeof *info);
-    snprintf(info->bus_id_short, sizeof info->bus_id_short, "0000:%02X:00.0", gpu->bus);
-    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", gpu->bus);
-    info->bus = gpu->bus;
+    snprintf(info->bus_id_short, sizeof info->bus_id_short, "%04X:%02X:00.0", SIM_BUS(gpu));
+    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:00.0", SIM_BUS(gpu));
+    info->domain = gpu->bus >> 8;
+    info->bus = gpu->bus & 0xFF;
     info->pci_device_id = gpu->pci_device;
     info->pci_subsystem_id = gpu->pci_subsystem;
 }
@@ -380,12 +385,16 @@ static struct memory memory_of(device_t device) {
     return (struct memory){total, total - used, used};
 }
 
-ANSWER(nvmlDeviceGetMemoryInfo, (device_t device, struct memory *result), ask_any(device, !!result), memory_of(device))
+/* NVML has no memory of GPUs that share the processor's (GB10, Tegra). */
+#define ASK_MEMORY(device, valid) (ask_any(device, valid) ?: GPU(device)->memory ? SUCCESS : NOT_SUPPORTED)
+
+ANSWER(nvmlDeviceGetMemoryInfo, (device_t device, struct memory *result), ASK_MEMORY(device, !!result),
+       memory_of(device))
 
 EXPORT nvml_return nvmlDeviceGetMemoryInfo_v2(device_t device, struct memory_v2 *memory) {
     struct memory plain;
 
-    REQUIRE(ask_any(device, !!memory));
+    REQUIRE(ASK_MEMORY(device, !!memory));
     if (memory->version != (sizeof *memory | 2u << 24))
         return VERSION_MISMATCH;
     plain = memory_of(device);

@@ -7,6 +7,18 @@
 enum { SWITCHES = 4, FIRST_SWITCH_BUS = 0xC0 };
 
 NUMBER(nvmlDeviceGetNumaNodeId, GPU(device)->numa)
+
+struct addressing_mode { /* nvmlDeviceAddressingMode_v1_t; its value: 0 none, 1 HMM, 2 ATS */
+    unsigned int version, value;
+};
+
+EXPORT nvml_return nvmlDeviceGetAddressingMode(device_t device, struct addressing_mode *mode) {
+    REQUIRE(ask_gpu(device, !!mode));
+    if (mode->version != (sizeof *mode | 1u << 24))
+        return VERSION_MISMATCH;
+    mode->value = GPU(device)->ats ? 2 : 0;
+    return SUCCESS;
+}
 NUMBER(nvmlDeviceGetModuleId, device->gpu + 1)
 NUMBER(nvmlDeviceGetMultiGpuBoard, 0)
 NUMBER(nvmlDeviceGetArchitecture, /* NVML_DEVICE_ARCH_TURING 6, AMPERE 7, ADA 8, HOPPER 9, BLACKWELL 10 */

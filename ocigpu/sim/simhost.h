@@ -24,10 +24,13 @@ enum { SIM_MOST_GPUS = 64, SIM_MOST_PROFILES = 16, SIM_MIG_SIZE = 48 << 10, SIM_
 struct sim_gpu {
     char name[64], uuid[48];
     unsigned int brand, major, minor; /* compute capability */
-    unsigned int bus, pci_device, pci_subsystem, numa;
-    unsigned int power_watts, multiprocessors;
-    unsigned long long memory; /* bytes */
+    unsigned int bus, pci_device, pci_subsystem, numa; /* bus: and the domain above its 8 bits; 0: not on PCI */
+    unsigned int power_watts, multiprocessors, ats;    /* ats: it uses the processor's page tables */
+    unsigned long long memory; /* bytes; 0: NVML knows none, as of GPUs that have no memory of their own */
 };
+
+/* Arguments of a PCI address in a format such as "%04X:%02X:00.0". */
+#define SIM_BUS(gpu) (gpu)->bus >> 8, (gpu)->bus & 0xFF
 
 struct sim_profile { /* of GPU instances; see MigProfile in models.py */
     char name[32];

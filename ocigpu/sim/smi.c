@@ -48,6 +48,14 @@ static int list_gpus(int only) {
     return OK;
 }
 
+/* Return a GPU's PCI address as nvidia-smi writes it. */
+static const char *bus_id(const struct sim_gpu *gpu) {
+    static char text[32];
+
+    snprintf(text, sizeof text, "%08X:%02X:00.0", SIM_BUS(gpu));
+    return gpu->bus ? text : "N/A";
+}
+
 static void rule(char line) {
     putchar('+');
     for (int i = 0; i < 88; i++)
@@ -67,7 +75,7 @@ static void row(const char *format, ...) {
 
 static int show_table(int only) {
     const struct sim_instance *mig;
-    char name[64];
+    char name[64], memory[64];
     int i, shown;
 
     rule('-');
@@ -80,7 +88,9 @@ static int show_table(int only) {
     EACH_GPU(i) {
         const struct sim_gpu *gpu = &sim_table.gpu[view.gpu[i]];
 
-        row("%3d  %-40s 00000000:%02X:00.0   0MiB / %lluMiB", i, gpu->name, gpu->bus, gpu->memory >> 20);
+        if (gpu->memory)
+            snprintf(memory, sizeof memory, "0MiB / %lluMiB", gpu->memory >> 20);
+        row("%3d  %-40s %-16s   %s", i, gpu->name, bus_id(gpu), gpu->memory ? memory : "Not Supported");
         shown = 0;
         EACH_MIG_DEVICE(mig, view.gpu[i]) {
             sim_mig_name(mig, name, sizeof name);
@@ -121,7 +131,7 @@ static void print_field(int field, int i) {
     case 0: printf("%d", i); break;
     case 1: printf("%s", gpu->name); break;
     case 2: printf("%s", gpu->uuid); break;
-    case 3: printf("00000000:%02X:00.0", gpu->bus); break;
+    case 3: printf("%s", gpu->bus ? bus_id(gpu) : "[N/A]"); break;
     case 4: printf("%d", view.gpus); break;
     case 5: printf("%s", sim_table.driver_version); break;
     case 6: printf("%u.%u", gpu->major, gpu->minor); break;
@@ -131,6 +141,11 @@ static void print_field(int field, int i) {
     case 12: printf("30"); break;
     default: printf("0"); break;
     }
+}
+
+/* Return whether NVML has no answer: about memory that a GPU shares, and about most of one that is not on PCI. */
+static int is_unknown(int field, const struct sim_gpu *gpu) {
+    return field >= 8 && (field <= 10 ? !gpu->memory : !gpu->bus);
 }
 
 static int query(char *names, const char *format, int only) {
@@ -163,6 +178,10 @@ static int query(char *names, const char *format, int only) {
     EACH_GPU(i) {
         for (j = 0; j < count; j++) {
             printf("%s", j ? ", " : "");
+            if (is_unknown(wanted[j], &sim_table.gpu[view.gpu[i]])) {
+                printf("[N/A]");
+                continue;
+            }
             print_field(wanted[j], i);
             if (*fields[wanted[j]].unit && units)
                 printf(" %s", fields[wanted[j]].unit);
@@ -183,8 +202,9 @@ static int find_gpu(const char *text) {
         snprintf(name, sizeof name, "%d", i);
         if (strcmp(text, name) == 0 || strcmp(text, gpu->uuid) == 0)
             return i;
-        snprintf(name, sizeof name, "00000000:%02x:00.0", gpu->bus);
-        if (strcasecmp(text, name) == 0 || strcasecmp(text, name + 4) == 0 || strcasecmp(text, name + 9) == 0)
+        snprintf(name, sizeof name, "%s", bus_id(gpu));
+        if (gpu->bus && (strcasecmp(text, name) == 0 || strcasecmp(text, name + 4) == 0 ||
+                         strcasecmp(text, name + 9) == 0))
             return i;
     }
     return -1;
@@ -237,8 +257,8 @@ static int reset_gpus(const char *selected) {
     SIM_EACH_LINE("/load", "process ", line) {
         gpu = sim_number(&line);
         if (gpu >= 0 && gpu < SIM_MOST_GPUS && chosen[gpu]) {
-            printf("The following GPUs could not be reset:\n  GPU 00000000:%02X:00.0: In use by another client\n",
-                   sim_table.gpu[gpu].bus);
+            printf("The following GPUs could not be reset:\n  GPU %s: In use by another client\n",
+                   bus_id(&sim_table.gpu[gpu]));
             say_simulated();
             return IN_USE;
         }
@@ -249,7 +269,7 @@ static int reset_gpus(const char *selected) {
     }
     for (i = 0; i < view.gpus; i++)
         if (chosen[view.gpu[i]])
-            printf("GPU 00000000:%02X:00.0 was successfully reset.\n", sim_table.gpu[view.gpu[i]].bus);
+            printf("GPU %s was successfully reset.\n", bus_id(&sim_table.gpu[view.gpu[i]]));
     say_simulated();
     return OK;
 }
@@ -273,8 +293,8 @@ static int set_timeslice(int only, const char *timeslice) {
         }
         fprintf(file, "%s\n", timeslice);
         fclose(file);
-        printf("Successfully set timeslice policy to %s for GPU 00000000:%02X:00.0\n", timeslice,
-               sim_table.gpu[view.gpu[i]].bus);
+        printf("Successfully set timeslice policy to %s for GPU %s\n", timeslice,
+               bus_id(&sim_table.gpu[view.gpu[i]]));
     }
     say_simulated();
     return OK;

@@ -16,7 +16,7 @@ _MIG_SIZE = 48 << 10
 _MOST_PROFILES = 16
 # Native sizes and gaps, as the compiler has them: the file is for this machine.
 _HEAD = struct.Struct("@32s4096s32s32s48s9i0Q")
-_GPU = struct.Struct("@64s48s9IQ0Q")
+_GPU = struct.Struct("@64s48s10IQ0Q")
 _PROFILE = struct.Struct("@32s12IQ0Q")
 
 
@@ -66,11 +66,16 @@ def make_table(
 def _pack_gpu(gpu: SimGpu, count: int) -> bytes:
     model = gpu.model
     numbers = (
-        *(model.brand, *map(int, model.architecture.split(".")), int(gpu.bus_id.split(":")[1], 16)),
+        *(model.brand, *map(int, model.architecture.split(".")), pci_number(gpu.bus_id)),
         *(model.device_id << 16 | 0x10DE, model.subsystem_id << 16 | 0x10DE, numa_node(gpu.index, count)),
-        *(model.power_watts, model.multiprocessors, model.memory_mib << 20),
+        *(model.power_watts, model.multiprocessors, model.coherent, model.memory_mib << 20),
     )
     return _GPU.pack(model.name.encode(), gpu.uuid.encode(), *numbers)
+
+
+def pci_number(bus_id: str) -> int:
+    """Return domain and bus of a PCI address as one number, 0 for none."""
+    return int("".join(bus_id.split(":")[:2]) or "0", 16)
 
 
 def _pack_profile(profile: MigProfile) -> bytes:

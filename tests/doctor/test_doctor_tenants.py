@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from support.cluster import Cluster
+from support.machine import MACHINE
 from support.product import REPOSITORY
 
 from ocigpu.cli.main import main
@@ -21,6 +22,7 @@ from ocigpu.doctor.findings import TENANTS, Finding
 from ocigpu.doctor.tenant_facts import (
     KATA_CONFIGS,
     KUBELET,
+    QEMU,
     TenantFacts,
     TenantFunction,
     Version,
@@ -48,6 +50,10 @@ CONFIG: dict[str, Any] = {
     },
     "agent": {"kata": {"dial_timeout": 1200}},
 }  # fmt: skip
+
+
+def test_the_program_of_virtual_machines_is_the_machines() -> None:
+    assert {path.rpartition("/qemu-system-")[2] for path in QEMU} == {MACHINE}
 
 
 def gpu(number: int, **other: Any) -> TenantFunction:

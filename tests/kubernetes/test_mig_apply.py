@@ -40,6 +40,7 @@ BY_MODEL = {
     "all-1g.24gb": {"0x294110DE": "1g.24gb:7", "0x232110DE 0x2BB510DE": "1g.24gb:4"},
     "all-balanced": {
         "0x294110DE": "1g.24gb:2 2g.47gb:1 3g.95gb:1",
+        "0x234210DE": "1g.12gb:2 2g.24gb:1 3g.48gb:1",
         "0x2BB510DE": "1g.24gb:2 2g.48gb:1",
         "0x290110DE": "1g.23gb:2 2g.45gb:1 3g.90gb:1",
         "0x233510DE 0x233B10DE": "1g.18gb:2 2g.35gb:1 3g.71gb:1",

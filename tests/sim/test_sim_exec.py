@@ -36,9 +36,16 @@ for device, handle in enumerate(handles):
         values.append(number.value)
     uuid = ctypes.create_string_buffer(16)
     assert cuda.cuDeviceGetUuid(uuid, device) == 0
-    assert pynvml.nvmlDeviceGetUUID(handle).replace("-", "") == "GPU" + uuid.raw.hex()
+    assert pynvml.nvmlDeviceGetUUID(handle).replace("-", "").removeprefix("GPU") == uuid.raw.hex()
     assert tuple(values[:2]) == pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    print(pynvml.nvmlDeviceGetName(handle), *values, pynvml.nvmlDeviceGetMemoryInfo(handle).total >> 20, sep="|")
+    memory = ctypes.c_size_t()
+    assert cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device) == 0
+    try:
+        known = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+        assert known == memory.value
+    except pynvml.NVMLError_NotSupported:
+        known = 0
+    print(pynvml.nvmlDeviceGetName(handle), *values, known >> 20, memory.value > 0, sep="|")
 assert cuda.cuCtxCreate_v2(None, 0, 0) == 801
 """
 SIMULATED = (
@@ -64,14 +71,15 @@ def test_nvml_cuda_and_nvidia_smi_see_every_model(
 ) -> None:
     monkeypatch.setattr(libraries, "PREBUILT", prebuilt)
     host = tmp_path / "host"
-    create_host(str(host), 2, model, few=True)
+    one = MODELS[model]
+    count = 1 if one.alone else 2
+    create_host(str(host), count, model, few=True)
     environment = environment_of(str(host), os.environ)
     done = run([sys.executable, "-c", LOOK], env=environment)
-    one = MODELS[model]
-    line = "|".join(map(str, [one.name, *one.architecture.split("."), one.multiprocessors, one.memory_mib]))
-    assert done.stdout.splitlines() == [line, line]
+    line = "|".join(map(str, [one.name, *one.architecture.split("."), one.multiprocessors, one.memory_mib, True]))
+    assert done.stdout.splitlines() == [line] * count
     listed = run(["nvidia-smi", "-L"], env=environment).stdout.splitlines()
-    assert [text.partition(" (")[0] for text in listed] == [f"GPU {number}: {one.name}" for number in range(2)]
+    assert [text.partition(" (UUID")[0] for text in listed] == [f"GPU {number}: {one.name}" for number in range(count)]
     assert describe_host(str(host))["nodes"] == "none"
     assert not [path for path in host.rglob("*") if path.is_char_device()]
 

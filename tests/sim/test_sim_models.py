@@ -136,7 +136,9 @@ def test_unknown_model_is_refused_with_the_list_of_models() -> None:
     with pytest.raises(OcigpuError, match='model "k80" is unknown') as caught:
         find_model("k80")
     assert (
-        caught.value.hint == "models: t4, a10, a30, a100, l4, l40s, h100, h200, b200, b300, gb200, rtxpro6000, mi300x"
+        caught.value.hint
+        == "models: t4, a10, a30, a100, l4, l40s, h100, h200, b200, b300, gh200, gb200, rtxpro6000, gb10, orin, thor, "
+        "mi300x"
     )
 
 

@@ -74,6 +74,7 @@ def render_list(facts: HostFacts, options: argparse.Namespace, channels: list[in
         libraries = sorted(facts.libraries, key=lambda library: _rank(library.name))
         for bits in (64, 32) if whole or options.compat32 else (64,):
             paths += [_below(root, library.host_path) for library in libraries if library.bits == bits]
+        paths += [_below(root, file.host_path) for file in (facts.listed.files if facts.listed else ())]
     if whole or options.ipcs:
         dropped = [
             name
@@ -85,7 +86,7 @@ def render_list(facts: HostFacts, options: argparse.Namespace, channels: list[in
                 paths.append(_below(root, file.host_path))
     if (whole or options.firmwares) and not options.no_gsp_firmware:
         paths += [file.container_path for file in facts.firmware]
-    return [printable(path) for path in paths]
+    return [printable(path) for path in dict.fromkeys(paths)]
 
 
 def _rank(path: str) -> int:

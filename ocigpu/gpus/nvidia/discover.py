@@ -29,6 +29,7 @@ from ocigpu.gpus.nvidia.procfs import (
     read_proc_gpus,
 )
 from ocigpu.gpus.pci import read_gpus
+from ocigpu.gpus.tegra import is_tegra
 from ocigpu.gpus.tree import Roots, Tree, find_roots, read_text
 
 TYPE_CHECKING = False
@@ -101,6 +102,11 @@ class _Discovery:
 
     def run(self) -> HostFacts:
         kernel = self.kernel
+        if is_tegra(self.settings):
+            from ocigpu.gpus.tegra.facts import read_listed_facts  # few hosts are such systems
+
+            if listed := read_listed_facts(self.roots, self.driver, kernel):
+                return listed
         cache = self.settings.driver_ldcache
         paths, note = find_libraries(self.libraries, cache, kernel, self.machine, self.search.libraries)
         self.notes += [note] if note else []

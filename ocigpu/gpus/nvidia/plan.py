@@ -106,6 +106,7 @@ def plan_selection(
             *_module_links(facts, request),
         ]
     )
+    _add_listed(plan, facts, settings, image, mode)
     _add_drm_links(plan, request, gpus)
     if _graphics(request) and gpus and not settings.features_no_application_profile:
         plan.add([application_profile([gpu.minor for gpu in gpus])])
@@ -172,6 +173,8 @@ def _because(capabilities: tuple[str, ...], request: Request) -> str:
 def _add_proc(plan: _Draft, facts: HostFacts, request: Request, gpus: tuple[Gpu, ...], notes: list[str]) -> None:
     """A private /proc/driver/nvidia: rewritten params, and only the GPUs and MIG capabilities that are granted."""
     if not facts.proc_driver:
+        if facts.listed:  # its one GPU is not in there
+            return
         notes.append("the host has no /proc/driver/nvidia: the container gets none")
         return
     directories = [(f"gpus/{gpu.proc_name}", f"GPU {gpu.index} is granted") for gpu in gpus if gpu.proc_name]
@@ -192,6 +195,8 @@ def _add_proc(plan: _Draft, facts: HostFacts, request: Request, gpus: tuple[Gpu,
 def _add_masks(plan: _Draft, facts: HostFacts, request: Request, gpus: tuple[Gpu, ...], notes: list[str]) -> None:
     """The procfs's own /proc/driver/nvidia, read-only, without the GPUs and MIG capabilities that are not granted."""
     if not facts.proc_driver:
+        if facts.listed:
+            return
         notes.append("the host has no /proc/driver/nvidia: the container gets none")
         return
     hidden = [
@@ -233,6 +238,8 @@ def _collect_nodes(
         if _wanted(capabilities, request):
             nodes.append((node, f"control node, {_because(capabilities, request)}", ()))
     present = {node.container_path for node in facts.control_nodes}
+    if facts.listed:
+        present |= {"/dev/nvidiactl", "/dev/nvidia-uvm"}  # the lists say whether such a system has them
     if "/dev/nvidiactl" not in present:
         raise HostError("OCIGPU-DEV-4", "device major of nvidia is unknown: the kernel module is not loaded")
     if "/dev/nvidia-uvm" not in present and _wanted(CONTROL_CAPABILITIES["/dev/nvidia-uvm"], request):
@@ -391,6 +398,27 @@ def _add_files(plan: _Draft, facts: HostFacts, request: Request) -> None:
             plan.add(feature_files(feature, f"{PARTS[feature.name]}=enabled"), (feature.name,))
 
 
+def _add_listed(plan: _Draft, facts: HostFacts, settings: Settings, image: ImageFacts, mode: str) -> None:
+    """Add what the lists of a Tegra system name, where they name it: its libraries look for each other there."""
+    listed = facts.listed
+    if listed is None:
+        return
+    from ocigpu.gpus.offer import library_folders  # few hosts are such systems
+
+    reason = "listed for containers of this Tegra system"
+    plan.add(Bind(item.host_path, item.container_path, FILE_OPTIONS, reason, item.kind) for item in listed.files)
+    plan.add(Link(path, target, reason) for target, path in listed.links)
+    folders = library_folders(listed.files)
+    if folders and image.libc == "glibc" and not settings.features_no_loader_cache:
+        entries: tuple[tuple[str, str, int], ...] = ()
+        if settings.loader_cache == "merge" and mode == "hook":
+            from ocigpu.gpus.loader_cache import cache_entries
+
+            entries = tuple(cache_entries(plan.actions, folders, facts.libraries))
+        reason = "the container's loader finds libraries in its cache"
+        plan.add([RefreshLdCache(settings.ldconfig, folders, reason, entries)])
+
+
 def feature_files(feature: FeatureNodes, reason: str = "") -> "list[Action]":
     """Return the mounts of the files of an opt-in part."""
     return [
@@ -401,6 +429,8 @@ def feature_files(feature: FeatureNodes, reason: str = "") -> "list[Action]":
 
 def _libraries(facts: HostFacts, request: Request) -> tuple[tuple[Library, str], ...]:
     """Return the libraries to give, each with its reason; raises HostError when an indispensable one is missing."""
+    if facts.listed:
+        return ()
     wanted = tuple(
         (library, f"driver library, {_because(library.capabilities, request)}")
         for library in facts.libraries

@@ -9,11 +9,7 @@ if TYPE_CHECKING:
     from ocigpu.core.settings import Settings
 
 RELEASE = "/etc/nv_tegra_release"
-WAYS = (
-    "ocigpu cdi generate --mode csv --output /etc/cdi/nvidia.yaml; then --device nvidia.com/gpu=all,"
-    ' or mode = "cdi" in /etc/ocigpu/config.toml'
-)
-"""What works there, as on WSL."""
+CSV_DIRECTORY = "/etc/nvidia-container-runtime/host-files-for-container.d"
 _needs_csv = late("tegra.facts:needs_csv")
 
 
@@ -32,8 +28,8 @@ def no_driver_on_tegra(roots: Roots) -> HostError | None:
     """
     if not Tree(roots.driver).find(RELEASE):
         return None
-    text = "this is a Tegra system: its GPU is L4T's, which only CDI specifications can give"
-    return HostError("OCIGPU-HOST-1", text, WAYS)
+    text = f"this is a Tegra system, and the lists in {CSV_DIRECTORY} name no device node that it has"
+    return HostError("OCIGPU-HOST-1", text, "Install L4T's package nvidia-l4t-init, which has the lists.")
 
 
 VENDOR = Vendor(

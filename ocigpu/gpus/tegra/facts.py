@@ -7,21 +7,21 @@ with the types dev, dir, lib and sym.  A path may be a pattern: ``*``, ``?`` and
 import os
 
 from ocigpu.core.config_json import clean_path
-from ocigpu.core.facts import DeviceNode, HostFile
+from ocigpu.core.facts import LISTED, DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.elf import read_elf
 from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nvidia.devices import driver_nodes
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
-from ocigpu.gpus.tegra import RELEASE
+from ocigpu.gpus.offer import is_library
+from ocigpu.gpus.tegra import CSV_DIRECTORY, RELEASE
 from ocigpu.gpus.tree import MAX_LINKS, Roots, Tree, find_roots, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ocigpu.core.facts import Gpu
     from ocigpu.gpus.vendors import Fingerprint
 
 MAX_FOUND = 4096
@@ -65,7 +65,6 @@ def expand(tree: Tree, path: str) -> list[str]:
     return [candidate for candidate in found if tree.resolve(candidate)]
 
 
-CSV_DIRECTORY = "/etc/nvidia-container-runtime/host-files-for-container.d"
 CSV_FILES = tuple(f"{CSV_DIRECTORY}/{name}.csv" for name in ("devices", "drivers", "l4t"))
 TYPES = ("dev", "dir", "lib", "sym")
 CSV_LIMIT = 1 << 20
@@ -80,6 +79,7 @@ NVML_PATHS = tuple(
         "/usr/lib/aarch64-linux-gnu",
         "/usr/lib64",
         "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/x86_64-linux-gnu/nvidia",  # of a simulated one
     )
 )
 UNVERSIONED = (
@@ -91,6 +91,14 @@ UNVERSIONED = (
 
 
 INTEGRATED_NAMES = ("(nvgpu)", "NVIDIA Thor")
+INTEGRATED_BUS_ID = "00000000:01:00.0"
+
+
+def is_integrated(gpu: "Gpu") -> bool:
+    """Return whether a GPU is part of the chip: NVML has no PCI address for it, or gives it that of Tegra's."""
+    if gpu.bus_id:
+        return gpu.bus_id == INTEGRATED_BUS_ID
+    return any(name in gpu.model for name in INTEGRATED_NAMES)
 
 
 class Entry(NamedTuple):
@@ -141,27 +149,35 @@ def parse_csv(text: str) -> tuple[tuple[Entry, ...], int]:
 
 
 def read_csv_facts(
-    roots: Roots, files: "Sequence[str]", ignore: "Sequence[str]" = (), search: "Sequence[str]" = ()
+    roots: Roots,
+    files: "Sequence[str]",
+    ignore: "Sequence[str]" = (),
+    search: "Sequence[str]" = (),
+    driver: Tree | None = None,
 ) -> CsvFacts:
     """Return what the lines of the files name on this host.
 
     ``ignore``: patterns of sym lines to leave out ("**/x" is a name, another one the whole path).  ``search``:
-    directories of the host in which libraries and links are looked for after the driver root.  Raises HostError
-    (OCIGPU-HOST-3) for a file that is there and cannot be read.
+    directories of the host in which libraries and links are looked for after the driver root.  ``driver``: the tree of
+    that root, which then knows what was looked at.  Raises HostError (OCIGPU-HOST-3) for a file that is there and
+    cannot be read.
     """
-    reader = _Reader(roots, search)
+    reader = _Reader(roots, search, driver)
+    missing = []  # a release of L4T has two or three of the usual ones
     for path in files:
         text = read_text(reader.driver.find(path) or reader.driver.host(path), CSV_LIMIT)
         entries, bad = parse_csv(text or "")
-        if not entries:
-            reader.notes.append(
-                f"{reader.driver.host(path)}: {'missing' if text is None else 'no entries'}; passed over"
-            )
+        if text is None:
+            missing.append(f"{reader.driver.host(path)}: missing; passed over")
+        elif not entries:
+            reader.notes.append(f"{reader.driver.host(path)}: no entries; passed over")
         elif bad:
             reader.notes.append(f"{reader.driver.host(path)}: lines that are not <type>,<path>: {bad}; passed over")
         for entry in entries:
             if entry.kind != "sym" or not is_ignored(entry.path, ignore):
                 reader.add(entry)
+    if not reader.nodes or files is not CSV_FILES:
+        reader.notes += missing
     reader.add_release()
     return reader.facts()
 
@@ -176,9 +192,9 @@ def is_ignored(path: str, patterns: "Sequence[str]") -> bool:
 
 
 class _Reader:
-    def __init__(self, roots: Roots, search: "Sequence[str]") -> None:
+    def __init__(self, roots: Roots, search: "Sequence[str]", driver: Tree | None = None) -> None:
         self.roots = roots
-        self.driver = Tree(roots.driver)
+        self.driver = driver or Tree(roots.driver)
         host = self.driver if roots.host == roots.driver else Tree(roots.host)
         self.places = [(self.driver, ""), *((host, directory.rstrip("/")) for directory in search), (host, "")]
         self.devices = driver_nodes(roots)
@@ -272,10 +288,14 @@ class _Reader:
         )
 
 
+def find_listed_nvml(tree: Tree) -> str:
+    """Return the path of NVML on a Tegra system, "" where it has none."""
+    return next((path for path in map(tree.resolve, NVML_PATHS) if path), "")
+
+
 def ask_nvml(roots: Roots) -> NvmlAnswer | None:
     """Return what NVML says, None on a system without it; waits for its answer, at most a few seconds."""
-    tree = Tree(roots.driver)
-    path = next((path for path in map(tree.resolve, NVML_PATHS) if path), "")
+    path = find_listed_nvml(Tree(roots.driver))
     return start_nvml(path, roots).collect() if path else None
 
 
@@ -284,6 +304,42 @@ def read_gpu_nodes(roots: Roots, gpu: "Gpu") -> tuple[DeviceNode, ...]:
     reader = driver_nodes(roots)
     node = reader.gpu_node(gpu.minor)
     return (*((node,) if node else ()), *(reader.drm_nodes(roots.sys, gpu.bus_id) if gpu.bus_id else ()))
+
+
+def read_listed_facts(roots: Roots, driver: Tree, kernel: str) -> HostFacts | None:
+    """Return the facts of a Tegra system with an integrated GPU, None where its lists name no node of this host.
+
+    ``driver``: the tree of the driver root.  ``kernel``: the version of the kernel module, "" for none.
+    """
+    listed = read_csv_facts(roots, CSV_FILES, driver=driver)
+    answer = ask_nvml(roots) or NvmlAnswer(f"NVML: no library of it below {roots.driver or '/'}")
+    gpus = (Gpu(0, 0, "", "", "Tegra"),) if answer.problem else answer.gpus
+    if not listed.nodes or not any(is_integrated(gpu) or answer.problem for gpu in gpus):
+        return None
+    own = next((node for node in listed.nodes if node.container_path == "/dev/nvidia0"), listed.nodes[0])
+    reader = driver_nodes(roots)
+    return HostFacts(
+        driver_root=roots.driver or "/",
+        simulated=roots.stand_in,
+        driver_version=answer.driver_version or kernel,
+        cuda_version=answer.cuda_version,
+        source="procfs" if answer.problem else "nvml",
+        gpus=tuple(
+            gpu._replace(node=own if answer.problem or is_integrated(gpu) else reader.gpu_node(gpu.minor))
+            for gpu in gpus
+        ),
+        majors=tuple(reader.majors.items()),
+        control_nodes=tuple(node for node in listed.nodes if node != own),
+        libraries=tuple(filter(None, map(_library, listed.files))),
+        features=(FeatureNodes(LISTED, (), listed.files, listed.links),),
+        notes=(*([answer.problem] if answer.problem else []), *listed.notes, *answer.notes),
+    )
+
+
+def _library(file: HostFile) -> Library | None:
+    elf = read_elf(file.host_path) if file.kind == "file" else None
+    name = file.container_path.rpartition("/")[2]
+    return Library(file.host_path, name, elf.soname or name, ()) if elf and is_library(name) else None
 
 
 def read_csv_fingerprint(settings: Settings) -> "Fingerprint":

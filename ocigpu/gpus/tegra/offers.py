@@ -20,9 +20,9 @@ from ocigpu.gpus.offer import (
 from ocigpu.gpus.tegra.facts import (
     CONTROL_NODES,
     CSV_FILES,
-    INTEGRATED_NAMES,
     CsvFacts,
     ask_nvml,
+    is_integrated,
     read_csv_facts,
     read_gpu_nodes,
 )
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ocigpu.gpus.offer import GenerateOptions
 
 SINGLE_FLAG = "disable-multiple-csv-devices"
-INTEGRATED_BUS_ID = "00000000:01:00.0"
 ORIN = "Orin (nvgpu)"
 
 
@@ -108,13 +107,6 @@ def offer_listed(
         compat=_compat(answer, options),
         notes=tuple(notes),
     )
-
-
-def is_integrated(gpu: "Gpu") -> bool:
-    """Return whether a GPU is part of the chip: NVML has no PCI address for it, or gives it that of Tegra's."""
-    if gpu.bus_id:
-        return gpu.bus_id == INTEGRATED_BUS_ID
-    return any(name in gpu.model for name in INTEGRATED_NAMES)
 
 
 def _integrated_nodes(facts: CsvFacts) -> "list[DeviceNode]":
