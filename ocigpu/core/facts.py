@@ -165,6 +165,7 @@ class HostFacts(NamedTuple):
     ``control_nodes``: /dev/nvidiactl, nvidia-uvm, nvidia-uvm-tools, nvidia-modeset (those whose major is known).
     ``cap_nodes``: (capability path, node) of /dev/nvidia-caps, e.g. ("gpu0/gi1/access", node), ("config", node).
     ``imex_nodes``: existing or makeable channel nodes; ``imex_major`` is None without the driver part.
+    ``named_libraries``: (container path of one of the configs, absolute path of a library of the driver in it) pairs.
     ``proc_driver``: host path of /proc/driver/nvidia ("" when absent); ``proc_files``: params, version, registry.
     ``proc_capabilities``: whether <proc_driver>/capabilities exists.
     ``notes``: one sentence each about what could not be read ("NVML: ...; GPUs come from procfs").
@@ -189,6 +190,7 @@ class HostFacts(NamedTuple):
     firmware: tuple[HostFile, ...] = ()
     sockets: tuple[HostFile, ...] = ()
     configs: tuple[HostFile, ...] = ()
+    named_libraries: tuple[tuple[str, str], ...] = ()
     features: tuple[FeatureNodes, ...] = ()
     proc_driver: str = ""
     proc_files: tuple[ProcFile, ...] = ()
@@ -291,6 +293,7 @@ def facts_from_json(data: "dict[str, Any]") -> HostFacts:
     )
     for name in ("binaries", "firmware", "sockets", "configs"):
         plain[name] = _files(data[name])
+    plain["named_libraries"] = tuple((path, library) for path, library in data.get("named_libraries", ()))
     plain["features"] = tuple(
         FeatureNodes(
             item["name"],

@@ -43,17 +43,20 @@ def test_a_container_has_its_gpu_and_the_libraries(
         generate = ["cdi", "generate", "--config", settings, "--output", work_directory / "cdi/nvidia.yaml"]
         run([PROGRAMS / "ocigpu", *generate])
     wanted = host.gpus[1] if layout["list"] else "all"
-    look = script(["nvidia-smi", "-L"], ["/dlopen", *LIBRARIES], ["ls", "/dev"])
-    config = base_config(look, {"NVIDIA_VISIBLE_DEVICES": wanted})
+    icd = f"cat /etc/vulkan/icd.d/{layout['icd']} /usr/share/vulkan/icd.d/{layout['icd']} 2>/dev/null"
+    vulkan = f"""/dlopen $({icd} | sed -n 's/.*"library_path": "\\(.*\\)".*/\\1/p' | head -n 1)"""
+    look = script(["nvidia-smi", "-L"], ["/dlopen", *LIBRARIES], ["ls", "/dev"], ["sh", "-c", vulkan])
+    config = base_config(look, {"NVIDIA_VISIBLE_DEVICES": wanted, "NVIDIA_DRIVER_CAPABILITIES": "all"})
     container = container_id()
     bundle = write_bundle(work_directory / container, config, rootfs("glibc"))
     set_cgroup(bundle, container)
     env = {**runtime_environment, "OCIGPU_CONFIG": str(settings)}
     done = run_container([RUNTIME], bundle, container, env=env)
     assert done.returncode == 0, done.stderr
-    listing, opened, nodes = parts(done.stdout)
+    listing, opened, nodes, vulkan = parts(done.stdout)
     assert opened.splitlines() == [f"dlopen {library} ok" for library in LIBRARIES]
     if layout["list"]:
         assert listed_uuids(listing) == [host.gpus[1]]
+        assert "libGLX_nvidia.so.0 ok" in vulkan, "the loader of Vulkan opens the library that its file names"
     for path in layout["nodes"]:
         assert path.removeprefix("/dev/") in nodes.split()

@@ -20,7 +20,7 @@ from ocigpu.doctor.driver import check_libraries
 from ocigpu.doctor.host import Host
 from ocigpu.gpus import tree as module
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.files import read_binaries, read_firmware
+from ocigpu.gpus.nvidia.files import read_binaries, read_firmware, read_named_library
 from ocigpu.gpus.nvidia.libraries import find_libraries, native_machine
 from ocigpu.gpus.tree import Tree, find_roots, settings_digest
 from ocigpu.system.settings_file import read_settings
@@ -95,6 +95,28 @@ def test_list_and_plan_tell_what_there_is(
     binds = [item for item in json.loads(capsys.readouterr().out)["actions"] if item["action"] == "bind"]
     assert {"nvidia-smi", f"libcuda.so.{layouts.VERSION}"} <= {os.path.basename(bind["host_path"]) for bind in binds}
     assert [bind["host_path"] for bind in binds if not bind["host_path"].startswith(f"{host.directory}/")] == []
+
+
+NAMED = {
+    '{"ICD": {"library_path": "/usr/lib64/libGLX_nvidia.so.0"}}': "/usr/lib64/libGLX_nvidia.so.0",
+    '{"format": "1", "layers": [{"name": "a"}, {"library_path": "/l/libGLX_nvidia.so.0"}]}': "/l/libGLX_nvidia.so.0",
+    '{"ICD": {"library_path": "libGLX_nvidia.so.0"}}': "",
+    '{"ICD": {"library_path": "/usr/lib64/libother.so.0"}}': "",
+    '{"ICD": {"library_path": "/usr/../libGLX_nvidia.so.0"}}': "",
+    '{"ICD": {"library_path": 7}}': "",
+    '{"ICD": []}': "",
+    "[]": "",
+    "{": "",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("text", "path"), NAMED.items())
+def test_a_library_that_a_file_names_by_its_path_is_the_drivers(text: str, path: str, tmp_path: Path) -> None:
+    (tmp_path / "icd.json").write_text(text)
+    assert read_named_library(str(tmp_path / "icd.json")) == path
+    (tmp_path / "nvidia.icd").write_text("/usr/lib64/libnvidia-opencl.so.1\n")
+    assert read_named_library(str(tmp_path / "nvidia.icd")) == "/usr/lib64/libnvidia-opencl.so.1"
 
 
 def test_the_documentation_names_every_system_with_its_settings() -> None:

@@ -98,6 +98,8 @@ def lay_out(base: Path, target: Path, layout: dict[str, Any]) -> None:
         place = f"{layout.get(kind, '')}/{name}"
         place = place if kind in ("", "firmware", "dev", "sockets") else layout["root"] + place
         placed.setdefault(kind, []).append(name)
+        if named := layout["named"].get(name):
+            write(target, place, source.read_text().replace(*named))
         if kind == "programs" and layout["kept"]:
             write(target, place, "#!/nix/store/g2-glibc/lib/ld.so\n", 0o755)
             place = f"{layout['kept']}/{name}"

@@ -10,7 +10,14 @@ from ocigpu.core.facts import MISSING_NODE, NOT_LISTED, HostFacts
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.devices import DriverNodes, driver_nodes
-from ocigpu.gpus.nvidia.files import GDS_FILES, read_binaries, read_configs, read_daemon_files, read_firmware
+from ocigpu.gpus.nvidia.files import (
+    GDS_FILES,
+    read_binaries,
+    read_configs,
+    read_daemon_files,
+    read_firmware,
+    read_named_libraries,
+)
 from ocigpu.gpus.nvidia.gpus import MigCapabilities, complete_mig, gpus_from_procfs, merge_gpus
 from ocigpu.gpus.nvidia.libraries import (
     find_libraries,
@@ -162,6 +169,7 @@ class _Discovery:
     def _read_files(self, paths: list[str], version: str) -> HostFacts:
         """Return what files say: everything but nodes and GPUs."""
         libraries, notes = read_libraries(self.libraries, paths, version, self.machine)
+        configs = read_configs(self.driver, version, self.machine, self.search.configs)
         return HostFacts(
             driver_root=self.root,
             simulated=self.roots.stand_in,
@@ -171,7 +179,8 @@ class _Discovery:
             binaries=read_binaries(self.driver),
             firmware=read_firmware(self.trees, version, self.roots.sys),
             sockets=read_daemon_files(self.trees),
-            configs=read_configs(self.driver, version, self.machine, self.search.configs),
+            configs=configs,
+            named_libraries=read_named_libraries(configs),
             proc_driver=self.proc_driver,
             proc_files=read_proc_files(self.proc_driver) if self.proc_driver else (),
             proc_capabilities=bool(self.proc_driver) and os.path.isdir(f"{self.proc_driver}/capabilities"),

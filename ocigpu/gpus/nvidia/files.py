@@ -5,13 +5,17 @@ All are looked for at fixed places below the driver root; no search path of the 
 
 import os
 
+from ocigpu.core import rawjson
+from ocigpu.core.config_json import clean_path
+from ocigpu.core.errors import UNUSABLE
 from ocigpu.core.facts import HostFile
-from ocigpu.gpus.nvidia.libraries import home_directories
-from ocigpu.gpus.tree import Tree, read_text
+from ocigpu.gpus.nvidia.libraries import TABLE, home_directories, split_name
+from ocigpu.gpus.tree import Tree, read_bytes, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     DaemonFile = tuple[str, tuple[str, ...], str]
 
@@ -84,6 +88,7 @@ XORG_DIRECTORIES = (
     "/usr/local/lib/xorg/modules",  # Talos
 )
 XORG_SUBDIRECTORIES = ("", "/drivers", "/extensions", "/updates/drivers", "/updates/extensions")
+MAX_NAMED = 1 << 16
 GDS_FILES: "tuple[DaemonFile, ...]" = (("/run/udev", (), "directory"), ("/etc/cufile.json", (), "file"))
 """What GPUDirect Storage needs beside its nodes."""
 
@@ -182,6 +187,37 @@ def read_configs(tree: Tree, version: str, machine: str, directories: tuple[str,
             if host_path:
                 found.append(HostFile(host_path, f"{target}/{name}", GRAPHICS))
     return (*found, *_xorg_modules(tree, version, machine))
+
+
+def read_named_libraries(configs: tuple[HostFile, ...]) -> tuple[tuple[str, str], ...]:
+    """Return the container's path of each file that names a library of the driver by its path, and that path."""
+    files = [
+        (item, read_named_library(item.host_path)) for item in configs if item.host_path.endswith((".json", ".icd"))
+    ]
+    return tuple((item.container_path, library) for item, library in files if library)
+
+
+def read_named_library(host_path: str) -> str:
+    """Return the absolute path of the library that a file for GLVND, EGL, Vulkan or OpenCL names, "" for none.
+
+    Some systems' packages write a path, such as openSUSE's and NixOS': it is one of that system alone.
+    """
+    try:
+        text = (read_bytes(host_path, MAX_NAMED) or b"").decode()
+        path = text.strip() if host_path.endswith(".icd") else _library_of(rawjson.parse(text))
+    except UNUSABLE:
+        return ""
+    is_driver = split_name(path.rpartition("/")[2])[0] in TABLE
+    return path if path.startswith("/") and is_driver and clean_path(path) == path else ""
+
+
+def _library_of(document: "Any") -> str:
+    """Return the first library_path in an object like {"ICD": {...}} or {"layers": [{...}, ...]}, "" for none."""
+    for value in document.values():
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, dict) and "library_path" in part:
+                return str(part["library_path"])
+    return ""
 
 
 def _xorg_modules(tree: Tree, version: str, machine: str) -> tuple[HostFile, ...]:

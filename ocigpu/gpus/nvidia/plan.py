@@ -104,6 +104,7 @@ def plan_selection(
             *(Bind(item.host_path, library_path(item, image), FILE_OPTIONS, reason) for item, reason in libraries),
             *_link_actions(libraries, request, image),
             *_module_links(facts, request),
+            *_named_links(facts, libraries, request, image),
         ]
     )
     _add_listed(plan, facts, settings, image, mode)
@@ -487,6 +488,20 @@ def _module_links(facts: HostFacts, request: Request) -> "list[Action]":
         if name.startswith("libglxserver_nvidia.so.") and _wanted(item.capabilities, request):
             links.append(Link(f"{directory}/libglxserver_nvidia.so", name, "name that the X server opens"))
     return links
+
+
+def _named_links(
+    facts: HostFacts, libraries: tuple[tuple[Library, str], ...], request: Request, image: ImageFacts
+) -> "list[Action]":
+    """Libraries that a configuration file names by a path of the host are there in the container, too."""
+    given = {library.soname or library.name: library_path(library, image) for library, _ in libraries[::-1]}
+    links: dict[str, Action] = {}
+    for config, path in facts.named_libraries if _graphics(request) else ():
+        name = path.rpartition("/")[2]
+        target = f"{given.get(name, '').rpartition('/')[0]}/{name}"
+        if name in given and target != path:
+            links.setdefault(path, Link(path, target, f"{config} names the library by this path", optional=True))
+    return list(links.values())
 
 
 def _graphics(request: Request) -> bool:
