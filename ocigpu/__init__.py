@@ -1,4 +1,4 @@
-"""ocigpu gives containers their NVIDIA GPUs and shows its work."""
+"""ocigpu gives containers access to their GPUs, and can explain every step it takes."""
 
 import os
 import sys

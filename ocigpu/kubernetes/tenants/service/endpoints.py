@@ -90,7 +90,7 @@ ENDPOINTS = (
         ), waits=True,
     ),
     Endpoint(
-        "GET", "/v1/containers", "list_containers", "containers:read", "List containers, the newest first",
+        "GET", "/v1/containers", "list_containers", "containers:read", "List containers, newest first",
         gives=models.ContainerList, parameters=(
             LIMIT, CURSOR, TENANCY, _text("lifecycle", "only those", enum=list(models.LIFECYCLES)),
         ), problems=("cursor_invalid", "tenancy_mismatch"),
@@ -125,7 +125,7 @@ ENDPOINTS = (
     ),
     Endpoint(
         "GET", "/v1/events", "follow_events", "containers:read",
-        "List the events of all containers, the oldest first; with Accept: text/event-stream, follow them",
+        "List the events of all containers, oldest first; with Accept: text/event-stream, follow them",
         gives=models.EventList, media=("application/json", *EVENTS),
         parameters=(LIMIT, CURSOR, TENANCY, LAST_EVENT, AFTER),
         problems=("cursor_invalid", "tenancy_mismatch", "too_many_streams"),
