@@ -60,3 +60,30 @@ def test_a_container_has_its_gpu_and_the_libraries(
         assert "libGLX_nvidia.so.0 ok" in vulkan, "the loader of Vulkan opens the library that its file names"
     for path in layout["nodes"]:
         assert path.removeprefix("/dev/") in nodes.split()
+
+
+@pytest.mark.parametrize("name", ["bottlerocket", "cos", "nixos", "talos"])
+def test_a_host_whose_files_cannot_be_written_gives_its_gpus(
+    name: str,
+    laid_out: LaidOut,
+    rootfs: Callable[[str], Path],
+    runtime_environment: dict[str, str],
+    work_directory: Path,
+) -> None:
+    """Its root file system is mounted read-only, as on these systems; only /run is not."""
+    host = laid_out(name)
+    (host.directory / "run").mkdir(exist_ok=True)
+    settings = work_directory / "config.toml"
+    settings.write_text(host.settings.read_text() + 'runtime.runtimes = ["runc"]\n')
+    settings.chmod(0o644)
+    config = base_config(["nvidia-smi", "-L"], {"NVIDIA_VISIBLE_DEVICES": "all"})
+    container = container_id()
+    bundle = write_bundle(work_directory / container, config, rootfs("glibc"))
+    set_cgroup(bundle, container)
+    mounts = ["mount --bind $0 $0", "mount --bind $0/run $0/run", "mount -o remount,bind,ro $0"]
+    prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{" && ".join(mounts)} && exec "$@"']
+    env = {**runtime_environment, "OCIGPU_CONFIG": str(settings)}
+    done = run_container([RUNTIME], bundle, container, env=env, prefix=[*prefix, host.directory])
+    assert done.returncode == 0, done.stderr
+    assert listed_uuids(done.stdout) == list(host.gpus)
+    assert "warning" not in done.stderr.lower()

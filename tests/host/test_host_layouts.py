@@ -73,6 +73,18 @@ def test_the_whole_driver_of_a_system_is_found(name: str, cache: str, laid_out: 
         assert Path(item.host_path).read_bytes().startswith(b"\x7fELF"), f"{item.host_path} does not run elsewhere"
 
 
+def test_a_driver_root_is_one_of_the_simulated_host(laid_out: LaidOut) -> None:
+    """As of the machine that it stands for, and for ocigpu doctor --root; firmware is the kernel's, outside of it."""
+    host = laid_out("talos-glibc")
+    facts = facts_of(host, driver_root="/usr/local/glibc")
+    assert facts.driver_root == f"{host.directory}/usr/local/glibc"
+    found, expected = (parts_of(one, find_layout("debian-11")) for one in (facts, facts_of(host)))
+    assert found == expected
+    assert {os.path.dirname(item.host_path) for item in facts.firmware} == {
+        f"{host.directory}/usr/lib/firmware/nvidia/{layouts.VERSION}"
+    }
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_list_and_plan_tell_what_there_is(
     name: str, laid_out: LaidOut, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

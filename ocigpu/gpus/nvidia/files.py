@@ -42,6 +42,7 @@ BINARY_DIRECTORIES = (
     "/run/current-system/sw/bin",  # NixOS
     "/opt/bin",
     "/usr/libexec/nvidia/tesla/bin",  # Bottlerocket
+    "/usr/local/glibc/usr/bin",  # Talos
 )
 FIRMWARE_DIRECTORIES = (
     "/lib/firmware/updates/{release}",
@@ -77,7 +78,15 @@ ETC_CONFIGS = (
     "vulkan/implicit_layer.d/nvidia_layers.json",
 )
 """Given to containers below /etc."""
-CONFIG_DIRECTORIES = ("/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share", "/run/opengl-driver/etc")
+CONFIG_DIRECTORIES = (
+    "/etc",
+    "/usr/local/share",
+    "/usr/share",
+    "/run/opengl-driver/share",
+    "/run/opengl-driver/etc",
+    "/usr/local/glibc/usr/share",
+    "/usr/local/glibc/etc",
+)
 XORG_DIRECTORIES = (
     "/usr/lib/xorg/modules",
     "/usr/lib64/xorg/modules",
@@ -86,6 +95,7 @@ XORG_DIRECTORIES = (
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
     "/usr/lib/nvidia/xorg",  # Arch Linux
     "/usr/local/lib/xorg/modules",  # Talos
+    "/usr/local/glibc/usr/lib64/xorg/modules",
 )
 XORG_SUBDIRECTORIES = ("", "/drivers", "/extensions", "/updates/drivers", "/updates/extensions")
 MAX_NAMED = 1 << 16

@@ -80,7 +80,8 @@ _DIRECTORIES = (
     "/lib/{triplet}",
     "/usr/lib/{triplet}/nvidia/current",
     "/run/opengl-driver/lib",  # NixOS
-    "/usr/local/glibc/usr/lib",  # Talos
+    "/usr/local/glibc/usr/lib64",  # Talos
+    "/usr/local/glibc/usr/lib",
     "/usr/local/lib",
 )
 HOMES = ("/usr/local/nvidia", "/home/kubernetes/bin/nvidia", "/var/lib/nvidia", "/opt/nvidia")
