@@ -40,9 +40,9 @@ _DIRECTORY_SIZE = 4096
 LaidOut = Callable[[str], SimulatedHost]
 
 
-def find_layout(name: str) -> dict[str, Any]:
-    """Return a layout with its $names replaced."""
-    layout: dict[str, Any] = fill_in(LAYOUTS[name])
+def find_layout(name: str, **values: str) -> dict[str, Any]:
+    """Return a layout with its $names replaced, by other values than this machine's where some are given."""
+    layout: dict[str, Any] = fill_in(LAYOUTS[name], **values)
     own = {key: layout[key] for key in ("libraries", "libraries32")}
     return {**fill_in(layout, **own), "char": ""}
 
