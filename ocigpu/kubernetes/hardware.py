@@ -60,6 +60,12 @@ class Hardware(NamedTuple):
     problem: str = ""
 
 
+NOT_OFFERED = (
+    "the GPU of a Jetson is not offered: it has no health to report, and every pod gets the same;"
+    " give it through CDI: ocigpu cdi generate --mode csv"
+)
+
+
 def nvml_silence(facts: HostFacts) -> str:
     """Return why NVML gave no answer about GPUs that the kernel's driver lists, "" when it did or there are none."""
     if facts.source != "procfs" or not facts.gpus:

@@ -17,7 +17,7 @@ from ocigpu.gpus.wsl import is_wsl
 from ocigpu.gpus.wsl.facts import read_wsl_facts
 from ocigpu.kubernetes.config import Configuration, PluginOptions
 from ocigpu.kubernetes.devices import GPU_RESOURCE, Inventory, PluginDevice, Resource, make_inventory
-from ocigpu.kubernetes.hardware import Hardware, read_hardware
+from ocigpu.kubernetes.hardware import NOT_OFFERED, Hardware, read_hardware
 from ocigpu.kubernetes.topology import numa_nodes, pair_scores, read_place, read_places
 from ocigpu.kubernetes.vfio import make_vfio_inventory, read_names
 
@@ -71,6 +71,8 @@ def _read_nvml(settings: Settings, configuration: Configuration) -> KubernetesNo
         facts = read_host_facts(settings)
     except HostError as error:
         return KubernetesNode("", HostFacts(), Inventory(reason=error.message))
+    if facts.listed:
+        return KubernetesNode("", HostFacts(), Inventory(reason=NOT_OFFERED))
     places = read_places(find_roots(settings).sys, facts.gpus)
     hardware = read_hardware(facts)
     inventory = make_inventory(facts, configuration, numa_nodes(places))

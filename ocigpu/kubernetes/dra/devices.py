@@ -200,6 +200,8 @@ def _share(device: DraDevice, shares: str) -> DraDevice:
     policies: dict[str, dict[str, Any]] = {"memory": {"default": "0", "validRange": {"min": "0"}}}
     capacity = dict(device.capacity)
     if shares == "memory":
+        if "memory" not in capacity:  # nothing that could be shared out: GB10
+            return device
         policies = {"memory": {"default": capacity.get("memory"), "validRange": {"min": "1Mi", "step": "1Mi"}}}
     elif shares.isdecimal():
         capacity["shares"] = shares

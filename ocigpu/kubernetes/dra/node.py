@@ -21,7 +21,7 @@ from ocigpu.gpus.vendors import find_vendors, load_vendor
 from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
 from ocigpu.kubernetes.dra.devices import DraNode
 from ocigpu.kubernetes.dra.fabric import PartitionReading, read_partitions
-from ocigpu.kubernetes.hardware import Hardware, nvml_silence, read_hardware
+from ocigpu.kubernetes.hardware import NOT_OFFERED, Hardware, nvml_silence, read_hardware
 from ocigpu.kubernetes.reader import ChildReader, answer_requests
 from ocigpu.kubernetes.topology import read_place
 from ocigpu.kubernetes.vfio import read_model_names
@@ -67,6 +67,9 @@ def read_dra_node(
         places = {bus: read_place(roots.sys, bus) for bus in {normal_bus_id(part.address) for part in parts}}
         return DraReading(DraNode(vendor=vendor, parts=parts, places=places, problems=tuple(problems)))
     facts = trying(lambda: read_host_facts(settings), HostFacts())
+    if facts.listed:
+        problems.append(NOT_OFFERED)
+        facts = HostFacts()
     if problem := nvml_silence(facts):
         return DraReading(None, problem)
     vfio = trying(lambda: read_vfio_facts(roots), VfioFacts())

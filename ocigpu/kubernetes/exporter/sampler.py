@@ -13,6 +13,8 @@ from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_vers
 from ocigpu.gpus.nvidia.nvml_child import DriverPlace
 from ocigpu.gpus.nvidia.nvml_process import NvmlStream, command
 from ocigpu.gpus.nvidia.procfs import read_kernel_version
+from ocigpu.gpus.tegra import is_tegra
+from ocigpu.gpus.tegra.facts import find_listed_nvml
 from ocigpu.gpus.tree import Tree, find_roots
 from ocigpu.kubernetes.exporter.sample import Sample, parse_sample
 from ocigpu.system.service import Backoff
@@ -130,4 +132,6 @@ def find_library(settings: Settings) -> str:
     paths, _ = find_libraries(tree, settings.driver_ldcache, kernel, machine)
     versions = library_versions(paths)
     found = find_nvml(paths, kernel or (versions[0] if versions else ""), tree, machine)
+    if not found and is_tegra(settings):
+        found = find_listed_nvml(tree)
     return tree.host(found) if found else ""
