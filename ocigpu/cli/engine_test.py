@@ -119,7 +119,9 @@ class Docker:
                 yield Way(f"podman {runtime} run", (), (runtime,))
         if status.engine == "docker" and "nvidia" in vendors:
             if status.gpus_hook_ours:
-                yield Way("docker run --gpus all", ("--gpus=all",))
+                # where this program is on its PATH, Docker 29.2 and later asks a specification first
+                by_cdi = bool(places.find_program("/", "nvidia-cdi-hook"))
+                yield Way("docker run --gpus all", ("--gpus=all",), exact=not by_cdi)
             else:
                 what = f"its hook, {status.gpus_hook}, is not ocigpu's" if status.gpus_hook else "it has no hook"
                 notes.append(f"docker run --gpus is not tried: {what}")

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from support.product import PROGRAMS
 
+from ocigpu.cli.engine_test import Docker
 from ocigpu.cli.main import main
 from ocigpu.engines import places
 from ocigpu.engines.carry_out import remaining_step
 from ocigpu.engines.configure import ConfigureOptions, EngineLink, EnginePlan
+from ocigpu.engines.status import EngineStatus
 from ocigpu.engines.wanted import Wanted
 
 DAEMON = '{\n  "debug": true\n}\n'
@@ -28,6 +30,17 @@ def host(tmp_path: Path) -> Path:
     (tmp_path / "etc/docker").mkdir(parents=True)
     (tmp_path / "etc/docker/daemon.json").write_text(DAEMON)
     return tmp_path
+
+
+@pytest.mark.parametrize("program", ["", "/usr/bin/nvidia-cdi-hook"])
+def test_gpus_that_a_specification_gives_may_be_more_than_the_plan(
+    monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """Docker 29.2 and later serves ``--gpus`` by CDI where this program is on its PATH."""
+    monkeypatch.setattr(places, "find_program", lambda _root, _name: program)
+    status = EngineStatus("docker", "", True, True, "/etc/docker/daemon.json", gpus_hook="hook", gpus_hook_ours=True)
+    (way,) = Docker("docker", status).ways(["nvidia"], [])
+    assert (way.words, way.exact) == (("--gpus=all",), not program)
 
 
 def daemon(host: Path) -> str:
