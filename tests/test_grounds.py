@@ -9,7 +9,7 @@ from support.product import REPOSITORY
 GROUNDS = REPOSITORY / "tests/grounds"
 
 
-@pytest.mark.parametrize("name", ["run.sh", "roots.sh", "boot.sh", "inside.sh"])
+@pytest.mark.parametrize("name", ["run.sh", "roots.sh", "boot.sh", "inside.sh", "others.sh"])
 def test_the_shell_understands_it(name: str) -> None:
     done = subprocess.run(["bash", "-n", GROUNDS / name], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -181,6 +181,9 @@ try rootless 1 "${as_user[@]}" podman --runtime ocigpu run --rm -e NVIDIA_VISIBL
 try rootless 1 "${as_user[@]}" podman run --rm --device nvidia.com/gpu=0 localhost/debian nvidia-smi -L
 try rootless - "${as_user[@]}" ocigpu engine remove podman
 
+# shellcheck source=tests/grounds/others.sh
+. tests/grounds/others.sh
+
 # -- the end of it -----------------------------------------------------------------------------------------------------
 try README - sh -c 'ocigpu doctor; test $? -eq 3' # one warning: the host is simulated
 try package - docker rm -f runtime cdi one
@@ -194,7 +197,7 @@ try package - docker rm -f hook
 
 version() { dpkg-query -W -f '${Version}' "$1" | sed 's/[~+-].*//'; }
 engines=''
-for engine in docker userns-remap containerd podman rootless package README; do
+for engine in docker userns-remap containerd podman rootless incus apptainer package README; do
   engines="$engines, ${cases[$engine]:-0} $engine"
 done
 printf '%s: systemd %s, Docker %s, containerd %s, Podman %s, runc %s, crun %s, Python %s; cases:%s; failed: %s\n' "$suite" \

@@ -13,6 +13,7 @@ repository=$(cd "$here/../.." && pwd)
 packages=systemd,systemd-sysv,libnss-systemd,dbus,dbus-user-session,udev,procps,kmod,sudo,iproute2,iptables,ca-certificates
 packages=$packages,docker.io,docker-cli,docker-compose,containerd,podman,runc,crun,uidmap,slirp4netns,passt,fuse-overlayfs
 packages=$packages,python3,python3-venv,python3-dev,gcc,libc6-dev,libcap-dev,make,git,dpkg-dev,musl-tools,busybox-static
+others=lxc,incus-base,incus-client,catatonit # others.sh's
 
 target=test-grounds
 # shellcheck source=tests/grounds/roots.sh
@@ -65,7 +66,8 @@ try_ground() { # SUITE ROOT IMAGE
 mkdir -p "$grounds"
 failed=''
 for suite in "$@"; do
-  root=$(keep "$suite" important "$packages")
+  [ "$suite" != sid ] || others=$others,apptainer
+  root=$(keep "$suite" important "$packages,$others")
   image=$(keep trixie.tar essential '')
   try_ground "$suite" "$root" "$image" || failed="$failed $suite"
 done
