@@ -41,10 +41,10 @@ def _running(host: Host) -> EngineStatus | None:
 
 
 def find_gpus_hook(host: Host, status: EngineStatus) -> str:
-    """Return the program that --gpus needs, "" where it fails: dockerd's hook, or from 29 on one of CDI's."""
+    """Return the program that --gpus needs, "" where it fails: dockerd's hook, or from 29.2 on one of CDI's."""
     asked = host.docker if status is _docker(host) else None
     hook = asked.hook if asked is not None and asked.path is not None else status.gpus_hook
-    if not hook and is_from(release_of(host, "docker"), 29) and takes_cdi(host, status):
+    if not hook and is_from(release_of(host, "docker"), 29, 2) and takes_cdi(host, status):
         hook = host.program("/usr/bin/nvidia-cdi-hook", "/usr/local/bin/nvidia-cdi-hook")
     return hook
 

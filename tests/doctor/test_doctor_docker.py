@@ -13,7 +13,7 @@ from support.engines import SYSTEM_PATH, Docker, start_docker
 from support.product import RUNTIME, SimulatedHost, install_vendor_names
 from support.runtimes import view_of
 
-from ocigpu.doctor.docker import check_context
+from ocigpu.doctor.docker import check_context, find_gpus_hook
 from ocigpu.doctor.engines import configure
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
@@ -163,3 +163,16 @@ def test_where_several_dockerds_run_the_fix_says_which(configs: list[str], more:
     vars(host)["daemons"] = [Daemon("docker", number, config) for number, config in enumerate(configs)]
     status = EngineStatus("docker", "", installed=True, running=True, target=DOCKER)
     assert configure(host, status)[0] == f"ocigpu engine configure docker{more}"
+
+
+@pytest.mark.parametrize(("release", "served"), [("29.1.5", False), ("29.2.0", True)])
+def test_gpus_are_served_by_cdi_from_docker_29_2_on(
+    monkeypatch: pytest.MonkeyPatch, release: str, served: bool
+) -> None:
+    """moby commit 86f122af27, whose first release is 29.2.0."""
+    monkeypatch.setattr("ocigpu.doctor.docker.takes_cdi", lambda *_: True)
+    monkeypatch.setattr(Host, "program", lambda *_: "/usr/bin/nvidia-cdi-hook")
+    host = Host()
+    vars(host).update(docker=None, engines=(), engine_releases={"docker": release})
+    status = EngineStatus("docker", "", installed=True, running=True, target=DOCKER)
+    assert bool(find_gpus_hook(host, status)) == served
