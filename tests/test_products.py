@@ -27,6 +27,12 @@ def test_every_value_and_every_pair_that_occurs_is_in_the_choice(
     assert choose(rows) == chosen
 
 
+def test_every_value_is_in_a_choice_of_single_values_and_each_as_often() -> None:
+    rows = list(itertools.product(*((f"{axis}{value}" for value in range(6)) for axis in "abc")))
+    chosen = [rows[place] for place in choose(rows, parts=frozenset)]
+    assert sorted(itertools.chain(*chosen)) == sorted({value for row in rows for value in row})
+
+
 @given(AXES, st.data())
 def test_what_has_failed_is_always_in_the_choice(sizes: list[int], data: st.DataObject) -> None:
     rows = list(itertools.product(*map(range, sizes)))
@@ -69,6 +75,18 @@ def test_one(a, b, c): pass
                                for a, b, c in itertools.product("12", "34", "56")])
 def test_two(a): pass
 def test_three(): pass
+@pytest.mark.engine
+@pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_engine(mode, runtime): pass
+@pytest.mark.engine
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_engine_again(runtime): pass
+@pytest.mark.engine
+@pytest.mark.parametrize("object", [object(), object()])
+def test_objects(object): pass
+@pytest.mark.rest
+def test_left_out(share): assert share([1, 2, 3], 3, 0) == [1, 2, 3]
 def test_four(share, times): assert len(share([1, 2, 3], 3, 0)) == SEEN
 @hypothesis.given(hypothesis.strategies.none())
 def test_five(none): pass
@@ -78,7 +96,7 @@ def test_five(none): pass
 @pytest.mark.parametrize(("which", "seen"), [("chosen", 1), ("rest", 2), ("all", 3)])
 def test_a_run_takes_the_chosen_cases_or_the_rest_or_all(pytester: pytest.Pytester, which: str, seen: int) -> None:
     three = len(choose(list(itertools.product(range(3), repeat=3))))
-    passed = {"chosen": three + 4 + 3, "rest": 27 - three + 4 + 2, "all": 27 + 8 + 3}[which]
+    passed = {"chosen": three + 4 + 6 + 3, "rest": 27 - three + 4 + 5 + 2, "all": 27 + 8 + 11 + 3}[which]
     pytester.makeconftest('pytest_plugins = ["support.products"]')
     path = pytester.makepyfile(SOURCE.replace("SEEN", str(seen)))
     assert pytester.runpytest("-p", "no:cacheprovider", f"--rows={which}").parseoutcomes()["passed"] == passed

@@ -1,18 +1,20 @@
 """Products of several axes, such as image x way x kernel: which of their rows a run takes.
 
 A test belongs to one by the mark ``product``: by default its parameters are the row, and all cases of the function the
-product; ``product(NAME, ROW)`` says both, so that cases of several functions can be one.  A test that goes through rows
-by itself asks the fixture ``share``; one that tries something random many times asks ``times``, or is Hypothesis's,
-which makes up fewer examples for a choice (conftest.py).  The mark ``rest`` is for what takes long and that few
-changes touch, packages and long runs of kills: ``chosen`` leaves it out.
+product; ``product(NAME, ROW)`` says both, so that cases of several functions can be one.  Tests with the mark
+``engine`` start real containers, which costs a lot: those of no other product are one product together, whose rows are
+function and parameters.  A test that goes through rows by itself asks the fixture ``share``; one that tries something
+random many times asks ``times``, or is Hypothesis's, which makes up fewer examples for a choice (conftest.py).  The
+mark ``rest`` is for what takes long and few changes touch: ``chosen`` leaves it out.
 
-``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, and those that
-have ever failed; ``all`` takes all, ``rest`` what the first leaves out.  Cases that are named on the command line are
-taken in any case.
+``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, or of tests
+with the mark ``engine`` every single value and function, and those that have ever failed; ``all`` takes all, ``rest``
+what the first leaves out.  Cases that are named on the command line are taken in any case.
 """
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -29,18 +31,33 @@ EVER_FAILED = (
 """Parts of the names of cases that have failed once; whoever finds another adds it."""
 
 
-def choose(rows: Sequence[Row], always: Iterable[int] = ()) -> list[int]:
-    """Return the places of few rows in which every pair of values occurs that occurs in all of them, in order.
+LEFT_OUT = pytest.StashKey[bool]()
+"""Whether a case is one that a choice leaves out."""
 
-    ``always``: places that are among them.  Each next one has most pairs that are not there yet, the first of several.
+
+def pairs(row: Row) -> frozenset[Any]:
+    return frozenset(itertools.combinations(enumerate(row), 2)) or frozenset(enumerate(row))
+
+
+singles = frozenset
+
+
+def choose(
+    rows: Sequence[Row], always: Iterable[int] = (), parts: Callable[[Row], frozenset[Any]] = pairs
+) -> list[int]:
+    """Return the places of few rows in which all parts occur that occur in all of them, in order.
+
+    ``always``: places that are among them.  Each next one has most parts that are not there yet; of several the one
+    whose parts are there least often, of these the first.
     """
-    pairs = [frozenset(itertools.combinations(enumerate(row), 2)) or frozenset(enumerate(row)) for row in rows]
+    has = [parts(row) for row in rows]
     chosen = set(always)
-    missing = set[Any]().union(*pairs).difference(*(pairs[place] for place in chosen))
-    while missing:
-        best = max(range(len(rows)), key=lambda place: len(pairs[place] & missing))
+    often = Counter(part for place in chosen for part in has[place])
+    left = list(range(len(rows)))
+    while left := [place for place in left if not has[place] <= often.keys()]:
+        best = max(left, key=lambda place: (len(has[place] - often.keys()), -sum(often[part] for part in has[place])))
         chosen.add(best)
-        missing -= pairs[best]
+        often.update(has[best])
     return sorted(chosen)
 
 
@@ -75,15 +92,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     products: dict[str, list[tuple[Row, pytest.Item]]] = {}
     for item in items:
-        if mark := item.get_closest_marker("product"):
-            name, row = mark.args or (item.nodeid.partition("[")[0], parameters(item))
-            products.setdefault(name, []).append((row, item))
-    taken = {item for item in items if which == "rest" and _has_shares(item)}
+        mark, is_engine = item.get_closest_marker("product"), item.get_closest_marker("engine")
+        if mark and mark.args:
+            name, row = mark.args
+        elif mark:
+            name, row = item.nodeid.partition("[")[0], parameters(item)
+        elif is_engine and not item.get_closest_marker("rest"):
+            name, row = "engine", values(item)
+        else:
+            continue
+        products.setdefault(name, []).append((row, item))
     left = {item for item in items if item.get_closest_marker("rest")}
     for product in products.values():
         failed = [place for place, (_, item) in enumerate(product) if any(part in item.name for part in EVER_FAILED)]
-        chosen = {product[place][1] for place in choose([row for row, _ in product], failed)}
+        parts = singles if product[0][1].get_closest_marker("engine") else pairs
+        chosen = {product[place][1] for place in choose([row for row, _ in product], failed, parts)}
         left |= {item for _, item in product} - chosen
+    for item in left:
+        item.stash[LEFT_OUT] = True
+    taken = {item for item in items if which == "rest" and _has_shares(item)}
     out = left if which == "chosen" else set(items) - left - taken
     if out:
         config.hook.pytest_deselected(items=[item for item in items if item in out])
@@ -106,6 +133,23 @@ def parameters(item: pytest.Item) -> Row:
     return tuple(item.callspec._idlist)  # type: ignore[attr-defined]
 
 
+def values(item: pytest.Item) -> Row:
+    """Return a case's function and the names of its parameters, which are the same in all tests unless pytest made
+    them up.
+    """
+    function = item.nodeid.partition("[")[0]
+    call = getattr(item, "callspec", None)
+    names = parameters(item) if call else ()
+    return (function, *((function, name) if str(name).startswith(tuple(call.params)) else name for name in names))
+
+
+def _which(request: pytest.FixtureRequest) -> str:
+    """Return which part of a test's own rows this run takes."""
+    if is_named(request.config) or request.node.stash.get(LEFT_OUT, False):
+        return "all"
+    return str(request.config.getoption("rows"))
+
+
 @pytest.fixture
 def times(request: pytest.FixtureRequest) -> Callable[[int], int]:
     """Call with how often something random is tried: returns how often in this run, a tenth or all."""
@@ -116,7 +160,4 @@ def times(request: pytest.FixtureRequest) -> Callable[[int], int]:
 @pytest.fixture
 def share(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """Call as :func:`part_of`, without ``which``."""
-    which = request.config.getoption("rows")
-    if which == "chosen" and is_named(request.config):
-        which = "all"
-    return functools.partial(part_of, which=which)
+    return functools.partial(part_of, which=_which(request))
