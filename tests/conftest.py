@@ -95,7 +95,7 @@ def pytest_unconfigure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=workers.sort_key)
+        workers.sort(items)
     leave_out_foreign(config, items)
     reason = requirements.root()
     if reason:

@@ -23,7 +23,7 @@ from support.product import PROGRAMS, SimulatedHost
 
 from ocigpu.engines.checker import program_version
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.xdist_group("podman")]
 
 NAME = "ocigpu-engine-test"
 
@@ -206,6 +206,7 @@ def test_what_a_container_lacks_is_said_line_by_line(machine: Machine, session_d
     assert machine.remains() == ""
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("engine", ["docker", "containerd", "podman"])
 def test_nothing_is_left_behind_when_it_is_interrupted(machine: Machine, engine: str, number: int) -> None:

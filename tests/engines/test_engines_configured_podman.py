@@ -14,7 +14,7 @@ from support.process import run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
 from support.runtimes import container_id
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.xdist_group("podman")]
 
 WRAPPER = '#!/bin/sh\nOCIGPU_CONFIG={settings} exec {runtime} "$@"\n'
 BELOW_ETC = 'mount --bind "$0" /etc/containers && exec "$@"'

@@ -31,7 +31,7 @@ from support.trace import life, trace
 from ocigpu.gpus.cached import MAX_AGE
 from ocigpu.system.store import seal, unseal
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.xdist_group("functions")]
 
 ENDS = {"SIGKILL": 0, "SIGTERM": -signal.SIGTERM}
 """What the stopper takes for them."""
@@ -406,6 +406,7 @@ def test_a_full_or_read_only_cache_is_no_obstacle(make_lab: Callable[[str], Lab]
         lab.assert_nothing_left(bundle)
 
 
+@pytest.mark.rest
 def test_a_driver_that_hangs_is_asked_once_and_said_to_hang(make_lab: Callable[[str], Lab]) -> None:
     """The deadline is that of ocigpu.gpus.nvidia.nvml; GPUs then come from procfs."""
     lab = make_lab("hook")

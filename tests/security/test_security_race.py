@@ -2,8 +2,8 @@
 
 Before each single call that takes a path, so that every race is met; and all the time, as it would be: 1,000
 provisionings of the hook and 1,000 of mode spec, 250 of configure, of a CDI hook inside the container and of each
-without the newer calls of the kernel, a tenth of them in ``make test``; then real containers.  ``make security`` does
-ten times as many of the first two, and as many of all.
+without the newer calls of the kernel, a thirtieth of them in ``make test`` (of mode spec a tenth); then real
+containers.  ``make security`` does ten times as many of the first two, and as many of all.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ from ocigpu.provision.image import read_image_facts
 from ocigpu.system import libc
 from ocigpu.system.paths import use_walk
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.xdist_group("functions")]
 
 RUNS = 10_000 if FULL else 1_000
 STARTS = 100 if FULL else 12
@@ -187,13 +187,13 @@ def plan_of(host: Path, here: bool) -> Plan:
 @pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
 @pytest.mark.parametrize("here", [False, True], ids=["hook", "CDI hook"])
 def test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root(
-    kernel: Callable[[], None], here: bool, volume: Path, marker: Marker, tmp_path: Path, times: Callable[[int], int]
+    kernel: Callable[[], None], here: bool, volume: Path, marker: Marker, tmp_path: Path, times: Callable[..., int]
 ) -> None:
     host = make_host(tmp_path / "host")
     plan, mounts = plan_of(host, here), host_mounts()
     outcomes: Counter[str] = Counter()
     with neighbour(pairs_of(volume)) as made:
-        for _ in range(times(RUNS if FULL or (kernel is new_kernel and not here) else RUNS // 4) // 20 + 1):
+        for _ in range(times(RUNS if FULL or (kernel is new_kernel and not here) else RUNS // 4, 30) // 20 + 1):
             made.wait_for_rounds(20)
             with Lab(volume, dev=False) as lab:
                 codes = provision_often(lab, plan, kernel, here, 20)
@@ -277,7 +277,7 @@ def test_names_that_are_exchanged_before_any_call_lead_no_provisioning_out_of_th
 @BACK
 @pytest.mark.parametrize("walk", [False, True], ids=["openat2", "walk"])
 def test_names_that_are_exchanged_before_any_call_lead_mode_spec_nowhere_else(
-    walk: bool, back: bool, volume: Path, marker: Marker, tmp_path: Path
+    walk: bool, back: bool, volume: Path, marker: Marker, tmp_path: Path, share: Callable[..., list[int]]
 ) -> None:
     rootfs = tmp_path / "copy"
 
@@ -291,7 +291,8 @@ def test_names_that_are_exchanged_before_any_call_lead_mode_spec_nowhere_else(
         outcome: str = run_child(once)
         return outcome
 
-    outcomes = exchange_before_each_call(volume, rootfs, back, range(1, MAX_CALLS), act)
+    calls = share(range(1, MAX_CALLS), 4, 2 * walk + back)
+    outcomes = exchange_before_each_call(volume, rootfs, back, calls, act)
     assert outcomes["made"] > 1
     assert len(outcomes) > 1, "nothing was ever in the way"
     marker.check()
@@ -324,7 +325,7 @@ def provision_often(
 
 
 def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
-    volume: Path, marker: Marker, attacks: Attacks, times: Callable[[int], int]
+    volume: Path, marker: Marker, attacks: Attacks, times: Callable[..., int]
 ) -> None:
     """All of ocigpu-container-cli but its start: options, the host's facts, the image, the plan, provisioning."""
     mounts, settings = host_mounts(), attacks.host.environment(attacks.base)["OCIGPU_CONFIG"]
@@ -353,7 +354,7 @@ def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
             made.exchange()
     assert dict(outcomes) == {"": 1, "OCIGPU-MNT-2": 1}, "with that, the race is about something"
     with neighbour(pairs_of(volume, (*PAIRS, *names))) as made:
-        for _ in range(times(RUNS if FULL else RUNS // 4) // 10):
+        for _ in range(times(RUNS if FULL else RUNS // 4, 30) // 10 + 1):
             made.wait_for_rounds(10)
             with Lab(volume) as lab:
                 codes: list[str] = run_child(lambda lab=lab: often(lab))
@@ -391,7 +392,7 @@ def declare_once(root_fd: int, undo: bool) -> str:
 
 
 def test_names_that_are_exchanged_lead_mode_spec_nowhere_else(
-    volume: Path, marker: Marker, times: Callable[[int], int]
+    volume: Path, marker: Marker, times: Callable[..., int]
 ) -> None:
     def often() -> dict[str, int]:
         outcomes: Counter[str] = Counter()

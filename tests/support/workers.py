@@ -1,9 +1,16 @@
-"""How pytest-xdist deals the tests out: a file to a worker, the longest first."""
+"""How pytest-xdist deals the tests out: a file to a worker, the longest first.
+
+The mark ``xdist_group`` of a whole file says otherwise: files of one group are dealt out together, and one whose group
+is :data:`FUNCTIONS`, whose tests have nothing in common and take long, a function at a time.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import importlib
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,35 +18,39 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-ORDER = (
-    *("security/test_security_faults", "security/test_security_race", "test_packages", "test_wheel", "test_linters"),
-    *("test_bench", "test_install"),
-    *("containers/test_attach", "security/", "engines/", "containers/", "provision/", "kubernetes/"),
-    *("cli/test_demo", "cli/test_container_cli", "test_passing", "test_rootfs"),
-    *("sim/", "doctor/", "cdi/", "host/", "cli/"),
-)
-"""Starts of the names of files, the longest first: what begins last should be short."""
-TOGETHER = {
-    "test_apt.py": "test_packages.py",
-    "engines/test_engines_configured_podman.py": "engines/test_engines_all.py",
-}
-"""Files that go to the worker of another: both need the packages, which are built in one directory of the clone; or
-both remove the one cgroup that Podman has for all containers.
-"""
-SPLIT = ("security/test_security_faults.py", "security/test_security_race.py")
-"""Long files whose tests have nothing in common: they are dealt out one function at a time."""
+FUNCTIONS = "functions"
+TESTS = Path(__file__).parents[1]
+
+
+@functools.cache
+def group_of(file: str) -> str:
+    """Return the group that a file names, from its text: who deals the tests out collects none."""
+    found = re.search(r'^pytestmark = .*\bxdist_group\("(.+?)"\)', (TESTS / file).read_text(), re.MULTILINE)
+    return found[1] if found else file
 
 
 def unit_of(nodeid: str) -> str:
     """Return what of the tests goes to one worker together with this one."""
     file, _, function = nodeid.removeprefix("tests/").partition("::")
-    return f"{file}::{function.partition('[')[0]}" if file in SPLIT else TOGETHER.get(file, file)
+    group = group_of(file)
+    return f"{file}::{function.partition('[')[0]}" if group == FUNCTIONS else group
 
 
-def sort_key(item: pytest.Item) -> int:
-    """Return the place of an item's file in the order; all others come after them, as they are."""
-    file = item.nodeid.removeprefix("tests/")
-    return next((place for place, start in enumerate(ORDER) if file.startswith(start)), len(ORDER))
+def seconds_of(item: pytest.Item) -> float:
+    """Guess how long a test takes, by what it says of itself."""
+    if item.get_closest_marker("timeout"):
+        return 20
+    if item.get_closest_marker("engine"):
+        return 0.5
+    return 0.2 if "session_directory" in getattr(item, "fixturenames", ()) else 0.01
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """Bring the units into order, the longest first: what begins last should be short."""
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for item in items:
+        seconds[unit_of(item.nodeid)] += seconds_of(item)
+    items.sort(key=lambda item: -seconds[unit_of(item.nodeid)])
 
 
 def make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -62,7 +73,7 @@ def import_share(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput") and config.args == config.getini("testpaths"):
         number, workers = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
-        for path in sorted(Path(__file__).parents[1].rglob("test_*.py"))[number::workers]:
+        for path in sorted(TESTS.rglob("test_*.py"))[number::workers]:
             sys.path.insert(0, str(path.parent))  # as pytest does
             with contextlib.suppress(BaseException):  # pytest will say it
                 importlib.import_module(path.stem)
