@@ -15,6 +15,7 @@ from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import VENDOR_VERSION, __version__
 
+pytestmark = pytest.mark.rest
 REPOSITORY = Path(__file__).resolve().parents[1]
 INSTALL = str(REPOSITORY / "packaging/install.sh")
 
@@ -301,7 +302,6 @@ def test_an_installation_that_is_killed_leaves_the_former_one(prefix: Path, tmp_
     assert [*prefix.glob("lib/ocigpu/versions/*/.building")] != [], "for the next one to remove"
 
 
-@pytest.mark.rest  # the exchange is that of dpkg's: packaging/switch.sh
 @pytest.mark.root
 @pytest.mark.engine
 def test_containers_start_while_the_next_version_is_installed(

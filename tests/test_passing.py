@@ -321,6 +321,7 @@ NOT_PASSED = [
 
 
 @SHELLS
+@pytest.mark.product(single=True)
 @pytest.mark.parametrize("words", PASSED, ids=" ".join)
 def test_what_passes_arrives_as_from_python(place: Place, words: list[str]) -> None:
     status, seen = place.run("full", *words)
@@ -330,11 +331,13 @@ def test_what_passes_arrives_as_from_python(place: Place, words: list[str]) -> N
 
 
 @SHELLS
+@pytest.mark.product(single=True)
 @pytest.mark.parametrize("words", NOT_PASSED, ids=" ".join)
 def test_python_decides_about_everything_else(place: Place, words: list[str]) -> None:
     assert not place.passes(*words)
 
 
+@pytest.mark.product(single=True)
 @SHELLS
 @pytest.mark.parametrize(
     ("name", "line"),
@@ -395,6 +398,7 @@ def test_settings_of_one_length_do_not_take_turns(place: Place, monkeypatch: pyt
     assert place.passes(env={"OCIGPU_CONFIG": str(first.with_name("second.tml"))})
 
 
+@pytest.mark.product(single=True)
 @SHELLS
 @pytest.mark.parametrize("value", ["", "x"])
 @pytest.mark.parametrize(
@@ -505,6 +509,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.product(single=True)
 @SHELLS
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_what_has_changed_is_for_python(place: Place, change: Any) -> None:

@@ -277,6 +277,7 @@ WAYS_OUT = {
 }
 
 
+@pytest.mark.product(single=True)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("target", WAYS_OUT.values(), ids=WAYS_OUT)
 def test_no_link_leads_out_of_the_root(root: Path, outside: Path, place: str, target: str) -> None:
@@ -509,6 +510,7 @@ class Failing:
         return call
 
 
+@pytest.mark.product(single=True)
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
 @pytest.mark.parametrize("with_cache", [True, False])
 def test_undo_after_each_failing_step_leaves_everything_as_it_was(
@@ -537,6 +539,7 @@ def test_undo_after_each_failing_step_leaves_everything_as_it_was(
         assert open_descriptors() == descriptors, f"step {number} of {steps}: {found}"
 
 
+@pytest.mark.product(single=True)
 @pytest.mark.parametrize("with_cache", [True, False])
 def test_what_a_start_that_was_killed_at_any_step_has_left_is_undone_by_the_next(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_cache: bool, share: Callable[..., list[int]]

@@ -55,6 +55,7 @@ def test_the_demo_passes_and_shows_isolation() -> None:
     assert_nothing_is_left(done.stdout)
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_the_demo_fails_when_the_shim_gives_nothing(tmp_path: Path) -> None:
@@ -67,6 +68,7 @@ def test_the_demo_fails_when_the_shim_gives_nothing(tmp_path: Path) -> None:
     assert_nothing_is_left(done.stdout)
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_the_demo_fails_when_too_much_is_given(tmp_path: Path) -> None:

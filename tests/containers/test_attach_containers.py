@@ -117,6 +117,7 @@ def test_what_is_there_already_is_said_and_changes_nothing(gpu_3: Made, simulate
     assert "nothing was changed" in ocigpu(gpu_3, "attach", gpu_3.name, "--gpu", "3").stdout
 
 
+@pytest.mark.rest
 def test_again_and_again_leaves_no_more_than_once(gpu_3: Made) -> None:
     counts = []
     for _ in range(3):
@@ -184,6 +185,7 @@ def mig_states(made: Made) -> tuple[list[str], list[str], dict[str, str]]:
     return found["lost"], found["beyond"], {gpu["mig"]: gpu["state"] for gpu in found["gpus"]}
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("low_level", "cgroup"), [("runc", "v1"), ("crun", "v2")])
 def test_mig_devices_come_and_go_with_their_capabilities(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], mig_host: SimulatedHost, low_level: str, cgroup: str
@@ -348,6 +350,7 @@ def test_a_device_that_the_host_has_not_is_refused(gpu_3: Made, name: str) -> No
     assert caught.value.code == "OCIGPU-DEV-1"
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "command",
     ["ln -s /etc /dev/nvidia5", "mkfifo /dev/nvidia5", "mkdir /dev/nvidia5", "echo x > /dev/nvidia5"],
@@ -428,6 +431,7 @@ def test_a_command_that_is_killed_gives_nothing(gpu_3: Made, simulated_host: Sim
         assert repair(live) == repaired._replace(notes=())
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("step", ["remove_inside", "show"])
 def test_what_a_killed_detach_leaves_goes_with_the_next_command(
     gpu_3: Made, simulated_host: SimulatedHost, step: str
@@ -456,6 +460,7 @@ def test_a_command_that_is_killed_puts_the_programs_of_cgroup_v2_back(
         verify(made)
 
 
+@pytest.mark.rest
 def test_a_failure_in_the_middle_puts_the_rules_back(
     gpu_3: Made, simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

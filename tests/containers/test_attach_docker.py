@@ -12,7 +12,7 @@ from support.fixtures import IMAGE
 from support.product import RUNTIME, SimulatedHost, install_vendor_names, listed_uuids
 from support.runtimes import answers, probe, view_of
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.rest]
 
 
 @pytest.fixture(scope="module", params=["v1", "v2"])

@@ -14,7 +14,7 @@ from support.process import explain, run, stop, wait_for
 from support.product import PROGRAMS, SimulatedHost
 from support.runtimes import container_id
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.rest]
 
 
 @pytest.fixture(scope="module")

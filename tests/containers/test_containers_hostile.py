@@ -110,6 +110,7 @@ def test_the_keeper_goes_on_to_the_next_container(
     assert {line.split(":")[0] for line in log.lines} == {"error", "info"}
 
 
+@pytest.mark.rest
 def test_many_that_never_answer_keep_the_keeper_no_longer_than_one(
     gpu_3: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ done
 """
 
 
+@pytest.mark.rest
 def test_names_that_are_exchanged_all_the_time_lead_nowhere_else(gpu_3: Made, simulated_host: SimulatedHost) -> None:
     rules = cgroup_directory(gpu_3, "v1") / "devices.list"
     nodes = simulated_host.directory / "dev"

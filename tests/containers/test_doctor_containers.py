@@ -59,6 +59,7 @@ def test_containers_that_cannot_be_looked_into_are_not_called_well(
         assert [item.severity for item in check_lost_gpus(host)] == ["not-checked"]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 @pytest.mark.parametrize("given", ["", "video,compute"])

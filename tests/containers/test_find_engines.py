@@ -19,7 +19,7 @@ from support.process import run, stop, wait_for
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, install_vendor_names
 from support.runtimes import container_id, view_of
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.rest]
 
 HOST_NETWORK = 2
 

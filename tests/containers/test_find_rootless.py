@@ -68,6 +68,7 @@ def seen_by_user(places: Places, host: SimulatedHost) -> list[Any]:
     return found
 
 
+@pytest.mark.rest
 def test_a_rootless_container_is_its_users(
     make_bundle: MakeBundle,
     simulated_host: SimulatedHost,

@@ -74,6 +74,7 @@ def test_gpus_of_both_vendors_come_and_go(lab: Lab, mode: str) -> None:
         assert lab.opened(made) == [1, 3]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("variable", ["NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES"])
 def test_a_gpu_of_the_other_vendor_brings_all_that_it_needs_and_no_more(lab: Lab, variable: str) -> None:
     own, other = (0, 2) if variable.startswith("NVIDIA") else (2, 0)
@@ -109,6 +110,7 @@ def test_ps_and_explain_show_the_gpus_of_both(lab: Lab) -> None:
         assert json.loads(ocigpu(made, "explain", made.name, "--json").stdout)["explanation"]["missing"] == []
 
 
+@pytest.mark.rest
 def test_the_keeper_gives_back_what_an_update_has_taken(lab: Lab) -> None:
     with lab.started("spec", AMD_VISIBLE_DEVICES="0") as made:
         lab.change(made, "attach", 3)

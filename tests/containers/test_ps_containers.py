@@ -202,6 +202,7 @@ def test_a_container_of_the_vendors_hook_is_shown_and_what_it_loses(
         assert (states(found), found["lost"]) == ({"3": "lost"}, ["/dev/nvidia3"])
 
 
+@pytest.mark.rest
 def test_what_was_attached_and_detached_is_neither_lost_nor_too_much(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str]
 ) -> None:
@@ -361,6 +362,7 @@ def test_one_child_looks_for_many_and_what_ends_it_is_asked_alone(monkeypatch: p
     assert ask_each([]) == []
 
 
+@pytest.mark.rest
 def test_many_that_hang_take_no_longer_than_one() -> None:
     """And those that answer are heard, before and after them, also if their answers fill the pipe."""
     begin = time.monotonic()

@@ -84,6 +84,7 @@ def test_rules_that_only_the_hook_knew_are_given_back(
         assert opens(made, simulated_host, "nvidia4") == REFUSED
 
 
+@pytest.mark.rest
 def test_what_was_attached_comes_back_and_what_was_detached_goes_again(
     gpu_3: Made, simulated_host: SimulatedHost
 ) -> None:
@@ -370,6 +371,7 @@ def test_the_rights_of_the_unit_are_enough(gpu_3: Made, simulated_host: Simulate
 REPAIRED = "repaired {}: it had lost device rule c 195:3 rw"
 
 
+@pytest.mark.rest
 def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, work_directory: Path) -> None:
     output = work_directory / "watch.log"
     command = ["unshare", "--mount", "sh", "-c", PRIVATE_RUN, str(gpu_3.state), str(PROGRAMS / "ocigpu"), "watch"]
@@ -415,6 +417,7 @@ def without_rules(made: Made, *numbers: str) -> None:
         (cgroup_directory(made, "v1") / "devices.deny").write_text(f"c {number} rw")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("mounted", [False, True], ids=["no GPU", "one of all"])
 def test_what_the_hook_of_another_has_refused_is_not_given(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost, mounted: bool
@@ -509,6 +512,7 @@ def test_volumes_show_nothing_of_what_a_hook_has_given(
 VOLUME_NODE = "dev/nvidia1"
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("what", "whole", "after"),
     [

@@ -76,6 +76,7 @@ def test_what_is_granted_and_denied_is_less(gpu_3: Made) -> None:
     assert (row["verdict"], row["opened"], row["why"]) == (LESS, "EPERM", "granted, but its device cgroup denies it")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("command", "found", "why"),
     [

@@ -88,6 +88,7 @@ def test_the_advice_on_gpus_all_makes_it_work(
     assert (programs / "nvidia-container-runtime-hook").is_symlink()
 
 
+@pytest.mark.rest
 def test_a_default_runtime_of_the_command_line_is_not_contradicted(place: Path, programs: Path, image: Path) -> None:
     """dockerd does not start with both: the file stays as it is, and the doctor says so of one that has both."""
 
@@ -110,6 +111,7 @@ def test_a_default_runtime_of_the_command_line_is_not_contradicted(place: Path, 
         assert (found["severity"], "--default-runtime" in found["text"]) == ("error", True)
 
 
+@pytest.mark.rest
 def test_an_older_libcuda_of_the_image_is_found_and_the_advice_helps(
     place: Path, programs: Path, image: Path, simulated_host: SimulatedHost, tmp_path: Path
 ) -> None:
@@ -137,6 +139,7 @@ def test_an_older_libcuda_of_the_image_is_found_and_the_advice_helps(
         assert not found("new")
 
 
+@pytest.mark.rest
 def test_a_full_disk_is_named_and_room_on_it_is_enough(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], tmp_path: Path
 ) -> None:

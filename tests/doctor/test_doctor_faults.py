@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from doctor.conftest import Broken, Run, bad, examine
+from support.products import one_in
 
 from ocigpu.cdi.document import read_document
 from ocigpu.doctor.findings import CHECKS, SEVERITIES, Finding
@@ -18,7 +19,7 @@ CHOICES = ("docker-runtime", "systemd-cgroups")
 """Faults whose fixes change more than the fault, or are one of two: --fix does not run them (test_doctor_fix.py)."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", one_in(3, FAULTS))
 def test_a_fault_is_found_by_its_name_with_evidence_and_a_fix_and_nothing_else_is(fault: str, broken: Broken) -> None:
     findings = examine(broken(fault))
     assert bad(findings) == set(FAULT_NAMES[fault].findings)

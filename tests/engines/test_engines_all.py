@@ -167,6 +167,7 @@ def test_a_table_says_it_to_people(machine: Machine) -> None:
     assert " ok " in lines[2]
 
 
+@pytest.mark.rest
 def test_an_engine_that_does_not_answer_is_said_with_a_hint(machine: Machine) -> None:
     result = machine.test(status=3, DOCKER_HOST=f"unix://{machine.containerd.directory}/none.sock")
     rows = {row["way"]: row for row in result["results"]}

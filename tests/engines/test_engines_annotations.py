@@ -78,6 +78,7 @@ def podman(session_directory: Path, rootfs: Callable[[str], Path]) -> Iterator[P
     shutil.rmtree(directory)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("mode", ["auto", "cdi"])
 def test_annotations_of_an_image_skip_no_setting_under_podman(
     podman: Podman, write_settings: WriteSettings, mode: str
@@ -163,6 +164,7 @@ def containerd(session_directory: Path, image: Path, simulated_host: SimulatedHo
         yield engine
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("written_by", ["kubelet", "author of the pod"])
 def test_containerds_cri_passes_on_what_the_kubelet_writes_and_nothing_of_pods(
     containerd: Containerd, simulated_host: SimulatedHost, session_directory: Path, written_by: str

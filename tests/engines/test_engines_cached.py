@@ -126,6 +126,7 @@ def change_host(host: Path) -> None:
     (directory / "link").rename(directory / "libcuda.so.1")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 def test_a_start_after_a_change_never_gets_what_was_before(
     work_directory: Path, mode: str, times: Callable[[int], int]

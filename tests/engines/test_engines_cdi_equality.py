@@ -176,6 +176,7 @@ def test_gpus_are_the_same_in_every_way(
     assert listed_uuids(seen["listing"]) == [gpus.host.gpus[index] for index in indices]
 
 
+@pytest.mark.rest
 @RUNTIMES
 def test_an_image_with_libraries_elsewhere_gets_the_same_in_every_way_but_for_the_directory(
     gpus: Host, fedora_like: Path, work_directory: Path, runtime: str
@@ -192,6 +193,7 @@ def test_an_image_with_libraries_elsewhere_gets_the_same_in_every_way_but_for_th
     assert_same(Ways(gpus, runtime, fedora_like, work_directory), "0,5", change)
 
 
+@pytest.mark.rest
 @RUNTIMES
 @pytest.mark.parametrize("names", ["0:1", "all"])
 def test_mig_devices_are_the_same_in_every_way(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.podman import Podman, make_podman
+from support.products import one_in
 
 from ocigpu.bundle.inject import inject
 from ocigpu.cdi.registry import read_registry
@@ -233,7 +234,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*TAKEN, *REFUSED])
+@pytest.mark.parametrize("name", one_in(6, [*TAKEN, *REFUSED]))
 def test_podman_takes_and_refuses_the_files_that_we_take_and_refuse(
     podman: Podman,
     work_directory: Path,
@@ -301,7 +302,7 @@ def random_layout(seed: int) -> tuple[dict[str, dict[str, str]], list[str]]:
     return layout, chance.sample(defined, 3)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", one_in(4, range(16)))
 def test_podman_finds_the_definitions_that_we_find(
     podman: Podman, work_directory: Path, rootfs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -17,7 +17,7 @@ from support.runtimes import view_of
 
 from ocigpu.engines.checker import program_version
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.rest]
 
 CONFIGURE = (PROGRAMS / "ocigpu", "engine", "configure", "docker", "--no-gpus-hook", "--runtime-path", RUNTIME)
 RUN = ("run", "--rm", "--network=none")

@@ -144,6 +144,7 @@ def test_an_image_that_never_answers(
     assert any(name in line for name in names), line
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_process_for_the_hook_that_is_stopped(
     simulated_host: SimulatedHost,

@@ -95,6 +95,7 @@ def test_what_one_vendor_cannot_give_stops_the_container(mixed: MixedContainers,
     assert ("amd.com/gpu=7" if mode == "cdi" else 'no such device "7"') in done.stderr, explain(done)
 
 
+@pytest.mark.rest
 @MODES
 @pytest.mark.parametrize("vendor", ["NVIDIA", "AMD"])
 def test_a_vendor_without_a_driver_stops_only_what_asks_for_nothing_else(

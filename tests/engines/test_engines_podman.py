@@ -150,6 +150,7 @@ def test_a_device_that_is_not_there_stops_the_container(podman: Podman, rootfs: 
     assert "started" not in result.stdout
 
 
+@pytest.mark.rest
 @RUNTIMES
 def test_what_refresh_writes_this_podman_reads(
     session_directory: Path,

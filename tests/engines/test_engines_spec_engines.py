@@ -19,7 +19,7 @@ from support.product import (
 )
 from support.runtimes import answers, container_id, parts, probe, script, view_of
 
-pytestmark = [pytest.mark.root, pytest.mark.engine]
+pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.rest]
 
 RUN = ("run", "--rm", "--network=none", "--runtime=ocigpu")
 ASKS = "--env=NVIDIA_VISIBLE_DEVICES=0,2"

@@ -105,6 +105,7 @@ def assert_same(machine: Machine, image: Path, devices: str, capabilities: str, 
     return spec
 
 
+@pytest.mark.rest
 @RUNTIMES
 @pytest.mark.parametrize(("devices", "capabilities"), [("3", "all"), ("0,5", "compute,utility,compat32")])
 def test_a_container_whose_loader_cache_was_merged_is_that_of_ldconfig(
@@ -116,6 +117,7 @@ def test_a_container_whose_loader_cache_was_merged_is_that_of_ldconfig(
     assert FOOTER in (one.bundle / "rootfs/etc/ld.so.cache").read_bytes(), "ldconfig has written it"
 
 
+@pytest.mark.rest
 @RUNTIMES
 def test_ldconfig_writes_a_cache_that_cannot_be_merged(
     machine: MakeMachine, image: Path, runtime: str, work_directory: Path
@@ -145,6 +147,7 @@ def test_a_container_of_mode_spec_is_that_of_hook_mode(
     assert shown_gpus(seen) == number
 
 
+@pytest.mark.rest
 @RUNTIMES
 @pytest.mark.parametrize(("devices", "profile"), [("0:1", "1g.5gb"), ("0", "3g.20gb"), ("1", "")])
 def test_mig_devices_of_mode_spec_are_those_of_hook_mode(

@@ -49,6 +49,7 @@ def validate(text: str, version: str) -> None:
     kubernetes_validate.validate(json.loads(text), version, strict=True)
 
 
+@pytest.mark.product(single=True)
 @every_case
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
 def test_objects_are_those_of_kubernetes(found: list[Object], version: str) -> None:

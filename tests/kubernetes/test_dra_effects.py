@@ -9,6 +9,7 @@ from dra_lab import DRIVER, Lab, opaque, result
 from kubernetes_lab import host
 from mps_lab import make_mps_host
 from support.driverless import holding, make_driverless
+from support.products import one_in
 
 from ocigpu.core.errors import HostError, RequestError
 from ocigpu.core.settings import Settings
@@ -120,7 +121,7 @@ def test_shares_of_a_gpu_have_one_length_of_time_slices(session_directory: Path,
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("fault", ["dies", "refuses-limits"])
+@pytest.mark.parametrize("fault", one_in(2, ["dies", "refuses-limits"]))
 def test_a_control_daemon_that_does_not_start_leaves_nothing(
     session_directory: Path, fault: str, tmp_path: Path
 ) -> None:

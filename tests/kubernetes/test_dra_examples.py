@@ -18,6 +18,7 @@ from mps_lab import make_mps_host
 from support import requirements
 from support.cluster import Cluster
 from support.product import SimulatedHost, gpu_names, listed_uuids
+from support.products import one_in
 from support.programs import AskedProgram
 from support.runtimes import container_id, run_container, script
 
@@ -137,7 +138,7 @@ def nodes(session_directory: Path) -> Iterator[Callable[..., DraHost]]:
         yield get
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", one_in(5, EXAMPLES))
 def test_a_pod_of_the_examples_has_exactly_its_devices(
     name: str,
     nodes: Callable[..., DraHost],

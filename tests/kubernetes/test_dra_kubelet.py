@@ -105,6 +105,7 @@ def test_two_threads_that_need_the_api_server_first_have_one_client(
         assert one.result(60) is two.result(60)
 
 
+@pytest.mark.rest
 def test_two_drivers_are_there_at_the_same_time(root: Path, simulated_host: SimulatedHost) -> None:
     """A rolling update: the new one registers beside the old one, which then ends and takes its own sockets away."""
     with dra_kubelet(root) as kubelet, dra_driver(simulated_host.settings, root, "--pod-uid=one") as old:
@@ -119,6 +120,7 @@ def test_two_drivers_are_there_at_the_same_time(root: Path, simulated_host: Simu
             assert kubelet.unprepare(DRIVER, [UNKNOWN]) == {UNKNOWN[1]: {}}
 
 
+@pytest.mark.rest
 def test_the_next_driver_takes_over_what_is_prepared(root: Path) -> None:
     """Also control daemons of MPS: there is one at every moment after, where the claim's containers look for it."""
     node = make_mps_host(root.parent / "host")
@@ -157,6 +159,7 @@ def test_the_next_driver_takes_over_what_is_prepared(root: Path) -> None:
                 assert not os.listdir(root.parent / "mps/claims")
 
 
+@pytest.mark.rest
 def test_a_claim_that_is_replaced_an_administrator_and_a_reboot(root: Path, simulated_host: SimulatedHost) -> None:
     """By the kubelet's protocol and the API server's objects, from one driver to the next."""
     with Cluster() as cluster, dra_kubelet(root) as kubelet:
@@ -196,6 +199,7 @@ def test_a_claim_that_is_replaced_an_administrator_and_a_reboot(root: Path, simu
             assert kubelet.prepare(DRIVER, [second])[second[1]]["devices"] == [other], "its pod's sandbox is made again"
 
 
+@pytest.mark.rest
 def test_a_kubelet_that_removes_the_sockets_gets_new_ones(root: Path, simulated_host: SimulatedHost) -> None:
     with dra_kubelet(root) as kubelet, dra_driver(simulated_host.settings, root):
         (found,) = kubelet.find()

@@ -213,6 +213,7 @@ def test_devices_are_made_for_a_claim_and_destroyed_with_it(cut: MigHost) -> Non
     assert (cut.specs, cut.preparer.held()) == ([], ())
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_the_whole_gpu_is_offered_beside_a_claims_part_and_given_after_it(cut: MigHost) -> None:
     def offered() -> tuple[DraDevice, ...]:
@@ -277,6 +278,7 @@ def test_what_somebody_else_has_cut_stays(cut: MigHost, capfd: pytest.CaptureFix
     assert not [each.name for each in view.devices if each.profile], "nothing is left to be made"
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_what_somebody_cuts_while_a_claim_is_prepared_stays(cut: MigHost, capfd: pytest.CaptureFixture[str]) -> None:
     """Even the very device that the claim has: whoever made it may be using it."""
@@ -293,6 +295,7 @@ def test_what_somebody_cuts_while_a_claim_is_prepared_stays(cut: MigHost, capfd:
     assert (cut.shape.mode, cut.names, cut.preparer.held()) == (1, ["3g.40gb@0", "3g.40gb@4"], ())
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_what_the_driver_or_a_process_forbids_changes_nothing(cut: MigHost) -> None:
     before = cut.shape
@@ -315,6 +318,7 @@ def test_what_the_driver_or_a_process_forbids_changes_nothing(cut: MigHost) -> N
     assert cut.shape == before
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_a_driver_that_cannot_be_read_is_not_gone(cut: MigHost) -> None:
     """What was made is destroyed later: the next tenant would find it, and the record of it would be lost."""
@@ -346,6 +350,7 @@ def test_mig_devices_are_not_changed_without_a_lock(tmp_path: Path, monkeypatch:
     assert caught.value.code == "OCIGPU-MIG-3"
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_devices_that_a_reset_has_destroyed_are_made_again(cut: MigHost) -> None:
     ref = cut.add("uid", result(HALF))
@@ -469,6 +474,7 @@ def lock_is_free(fd: int) -> bool:
     return True
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_no_claim_is_prepared_while_devices_are_cut(
     cut: MigHost,
@@ -496,6 +502,7 @@ def test_no_claim_is_prepared_while_devices_are_cut(
     assert set(said) == {"OCIGPU-DRA-5"}
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_what_hooks_end_can_give_its_claims_back(
     cut: MigHost, kubelet_words: tuple[str, str], capfd: pytest.CaptureFixture[str]
@@ -515,6 +522,7 @@ def test_what_hooks_end_can_give_its_claims_back(
     assert "MIG mode cannot change while claim team/late has MIG-" in err
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_mig_apply_beside_a_driver_with_claims(session_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """With the real driver and the kubelet's protocol: a MIG device that was there, and a whole GPU."""
@@ -544,6 +552,7 @@ def test_mig_apply_beside_a_driver_with_claims(session_directory: Path, capfd: p
             assert [len(gpu.instances) for gpu in layouts_of(place / "host")] == [7, 7]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_a_pods_mig_device_is_made_before_its_container_starts(

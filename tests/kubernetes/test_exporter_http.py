@@ -136,6 +136,7 @@ def test_instances_have_series_of_their_own(h100: SimulatedHost, tmp_path: Path)
     assert {labels["gpu"] for labels, _ in page["DCGM_FI_PROF_PCIE_TX_BYTES"]} == {"0"}
 
 
+@pytest.mark.rest
 def test_sixty_four_gpus(session_directory: Path, tmp_path: Path) -> None:
     requirements.require(requirements.root(), requirements.programs("gcc"))
     host = make_simulated_host(session_directory / "exporter-64", 64, model="t4", ldcache=False)
@@ -172,6 +173,7 @@ def test_pods_of_whole_shared_and_cut_gpus(h100: SimulatedHost, tmp_path: Path) 
     assert value(page, "ocigpu_exporter_pod_resources_up") == 1
 
 
+@pytest.mark.rest
 def test_replicas_count_apart_where_they_are_wanted(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     gpu = simulated_host.gpus[4]
     pods = [["a", f"p{number}", "c", "nvidia.com/gpu", [f"{gpu}::{number}"]] for number in range(2)]
@@ -190,6 +192,7 @@ def test_replicas_count_apart_where_they_are_wanted(simulated_host: SimulatedHos
     ]
 
 
+@pytest.mark.rest
 def test_gpus_of_resource_claims_have_their_pods(h100: SimulatedHost, tmp_path: Path) -> None:
     """As kubelet 1.36 lists them: one device, with the CDI names of the claim and of the GPU under it."""
     names = ["k8s.gpu.nvidia.com/claim=1-gpu-0", "k8s.gpu.nvidia.com/device=gpu-0"]
@@ -253,6 +256,7 @@ def test_without_a_kubelet_there_are_metrics(simulated_host: SimulatedHost, tmp_
         assert "none.sock: UNAVAILABLE" in running.log
 
 
+@pytest.mark.rest
 def test_a_list_of_pods_of_more_than_four_mebibytes(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     pods = [["n", f"pod-{number}-{'x' * 200}", "c", "nvidia.com/gpu", ["y" * 200]] for number in range(12000)]
     pods.append(["n", "mine", "c", "nvidia.com/gpu", [simulated_host.gpus[1]]])
@@ -264,6 +268,7 @@ def test_a_list_of_pods_of_more_than_four_mebibytes(simulated_host: SimulatedHos
     assert pods_of(page, USED, gpu="1") == [("n", "mine", "c")]
 
 
+@pytest.mark.rest
 def test_gpus_for_virtual_machines_have_pods_without_nvml(tmp_path: Path) -> None:
     tree = {
         "/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": "",
@@ -304,6 +309,7 @@ def test_a_lost_gpu_hides_no_other_and_returns(simulated_host: SimulatedHost, tm
         assert re.findall("GPU 3.*", running.log) == ["GPU 3: GPU is lost (NVML 15)", "GPU 3 answers again"]
 
 
+@pytest.mark.rest
 def test_a_gpu_that_stays_lost_costs_the_others_nothing_that_is_counted_between_samples(
     h100: SimulatedHost, tmp_path: Path
 ) -> None:
@@ -312,6 +318,7 @@ def test_a_gpu_that_stays_lost_costs_the_others_nothing_that_is_counted_between_
         assert {labels["gpu"] for labels, _ in page[ACTIVE]} == {"0"}
 
 
+@pytest.mark.rest
 def test_gpus_that_come_and_go_are_seen_between_samples(h100: SimulatedHost, tmp_path: Path) -> None:
     up = "ocigpu_exporter_gpu_up"
     listed, node = (h100.directory / name for name in ("proc/driver/nvidia/gpus/0000:01:00.0", "dev/nvidia0"))
@@ -332,6 +339,7 @@ def test_gpus_that_come_and_go_are_seen_between_samples(h100: SimulatedHost, tmp
         running.wait("both", lambda page: len(page[up]) == 2)
 
 
+@pytest.mark.rest
 def test_a_gpu_that_nvml_no_longer_knows_is_down_while_the_driver_has_it(h100: SimulatedHost, tmp_path: Path) -> None:
     up = "ocigpu_exporter_gpu_up"
     node, away = (h100.directory / name for name in ("dev/nvidia0", "nvidia0"))
@@ -366,6 +374,7 @@ def test_xids_are_counted_and_told_by_gpu_and_instance(h100: SimulatedHost, tmp_
         assert value(page, xid, GPU_I_ID="1", err_code="0") == 0
 
 
+@pytest.mark.rest
 def test_nvml_that_hangs_delays_no_page(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     """The process is stopped instead: then it hangs at once, as one does whose driver does not return."""
     with exporter(simulated_host.directory, tmp_path) as running:
@@ -382,6 +391,7 @@ def test_nvml_that_hangs_delays_no_page(simulated_host: SimulatedHost, tmp_path:
         assert "NVML answers again" in running.log
 
 
+@pytest.mark.rest
 def test_a_driver_that_is_not_loaded_is_waited_for(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     with (
         file_of(simulated_host, "faults", "init 9\n") as faults,
@@ -395,6 +405,7 @@ def test_a_driver_that_is_not_loaded_is_waited_for(simulated_host: SimulatedHost
         running.wait("the driver", lambda page: value(page, UP) == 1 and TEMPERATURE in page)
 
 
+@pytest.mark.rest
 def test_the_process_that_asks_nvml_ends_with_the_exporter(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     with exporter(simulated_host.directory, tmp_path) as running:
         running.wait("a sample", lambda page: TEMPERATURE in page)
@@ -408,6 +419,7 @@ def test_the_process_that_asks_nvml_ends_with_the_exporter(simulated_host: Simul
 # --- the list of metrics
 
 
+@pytest.mark.rest
 def test_the_list_of_metrics_is_followed_and_a_bad_one_changes_nothing(
     simulated_host: SimulatedHost, tmp_path: Path
 ) -> None:
@@ -471,6 +483,7 @@ def test_the_extra_that_is_missing_is_named() -> None:
     assert "-py3-none-any.whl[kubernetes]'" in done.stderr
 
 
+@pytest.mark.rest
 def test_without_the_extra_there_are_metrics_without_pods(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     """As from ``make install`` and the packages, which have no grpcio."""
     program = [sys.executable, "-c", WITHOUT_GRPC]

@@ -191,6 +191,7 @@ def test_a_container_gets_a_partition_and_gives_it_back(node: Node, agent: Calla
         ]
 
 
+@pytest.mark.rest
 def test_a_kubelet_that_does_not_know_its_pods_yet_takes_no_gpu_from_one_that_starts(
     node: Node, agent: Callable[[], Any]
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from mig_lab import ABLE, layout, layouts_of, make_mig_host, mig, names
+from support.products import one_in
 
 from ocigpu.core.errors import SettingsError
 from ocigpu.gpus.nvidia import nvml_process
@@ -104,7 +105,7 @@ def test_every_layout_of_the_examples_fits_where_the_model_has_its_profiles(mode
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("model", ABLE)
+@pytest.mark.parametrize("model", one_in(4, ABLE))
 def test_every_layout_of_the_examples_is_made_or_changes_nothing(
     model: str, work_directory: Path, capfd: pytest.CaptureFixture[str], share: Callable[..., list[Any]]
 ) -> None:
@@ -208,6 +209,7 @@ def test_changes_of_one_host_wait_for_no_other(work_directory: Path, capfd: pyte
 # files made of what is there
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_generated_layouts_and_checkpoints_are_read_again(
     work_directory: Path, capfd: pytest.CaptureFixture[str]
@@ -264,6 +266,7 @@ def with_nvml(host: Path, *words: str) -> list[str]:
     return subprocess.run(code, env=variables, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_of_two_compute_profiles_of_one_size_the_instances_own_is_taken(
     work_directory: Path, capfd: pytest.CaptureFixture[str]
@@ -371,7 +374,7 @@ def test_hooks_are_run_in_order_and_end_what_uses_the_gpus(
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", one_in(4, MOMENTS))
 def test_a_hook_that_fails_leaves_all_as_it_was(
     work_directory: Path, capfd: pytest.CaptureFixture[str], moment: str
 ) -> None:
@@ -441,6 +444,7 @@ def test_a_mode_that_waits_for_a_reset_gets_it(work_directory: Path, capfd: pyte
     assert [(gpu.mode, gpu.pending) for gpu in layouts_of(host)] == [(0, 0)] * 2
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_a_gpu_that_waits_for_a_reset_and_is_not_meant_is_not_reset(
     work_directory: Path, capfd: pytest.CaptureFixture[str]
@@ -460,6 +464,7 @@ def test_a_gpu_that_waits_for_a_reset_and_is_not_meant_is_not_reset(
         assert other == cut
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_a_reset_that_is_refused_puts_all_back(work_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     host = make_mig_host(work_directory / "host", 2, "a100")

@@ -319,6 +319,7 @@ def test_the_command_keeps_daemons_running_and_takes_them_back(
     assert not os.path.ismount(work_directory / "nvidia.com/gpu/shm")
 
 
+@pytest.mark.rest
 def test_a_lost_gpu_does_not_keep_the_others_waiting(
     mps_host: SimulatedHost, work_directory: Path, beside: Path, run_command: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
@@ -341,6 +342,7 @@ def test_a_lost_gpu_does_not_keep_the_others_waiting(
     assert child.wait(60) == 0
 
 
+@pytest.mark.rest
 def test_what_a_killed_command_left_is_removed_although_the_resource_is_not_shared_any_more(
     mps_host: SimulatedHost,
     job: Job,
@@ -367,6 +369,7 @@ def test_what_a_killed_command_left_is_removed_although_the_resource_is_not_shar
     assert "nvidia.com/gpu: left over and not shared any more: removed" in messages(work_directory)
 
 
+@pytest.mark.rest
 def test_the_command_waits_when_nothing_is_shared_by_mps(
     work_directory: Path, beside: Path, run_command: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
@@ -377,6 +380,7 @@ def test_the_command_waits_when_nothing_is_shared_by_mps(
     assert child.wait(60) == 0
 
 
+@pytest.mark.rest
 def test_the_command_waits_for_a_driver_or_ends_when_told_so(
     mps_host: SimulatedHost, work_directory: Path, run_command: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
@@ -402,6 +406,7 @@ def test_the_command_ends_at_once_with_a_wrong_configuration(
     assert "sharing.mps: no resources specified" in (work_directory / "log").read_text()
 
 
+@pytest.mark.rest
 def test_devices_wait_for_their_daemon(work_directory: Path) -> None:
     directory = work_directory / "nvidia.com/gpu"
     directory.mkdir(parents=True)

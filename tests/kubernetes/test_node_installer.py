@@ -430,6 +430,7 @@ def gpus_in(engine: Containerd, container: str) -> list[str]:
     return listed_uuids(listed["1"])
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_an_engine_that_does_not_come_back_gets_its_former_configuration(
@@ -498,6 +499,7 @@ def test_a_node_is_made_ready_used_and_set_back(
     assert {path: path.read_bytes() for path in place.engine.directory.glob("*.toml*")} == before
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_a_name_that_another_program_has_is_left_alone(place: Place, node: Callable[[], dict[str, str]]) -> None:
@@ -554,6 +556,7 @@ def test_options_that_make_no_sense_are_refused(words: list[str], said: str) -> 
 # the interpreter that the image brings
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_the_tree_of_the_image_works_on_a_host_without_python_or_a_c_library(session_directory: Path) -> None:
     requirements.require(requirements.programs("patchelf", "busybox"))

@@ -305,6 +305,7 @@ def test_a_node_without_gpus_is_labelled_so(tmp_path: Path) -> None:
     assert (found.labels, found.silent) == ({"nvidia.com/vgpu.present": "false"}, "")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("drivers", [("vfio-pci",), ("vfio-pci", "nvidia")], ids=str)
 def test_a_node_whose_gpus_are_for_virtual_machines_is_labelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...]
@@ -387,6 +388,7 @@ def test_the_command_has_the_vendors_names_of_options_and_variables(node_labels:
     assert "USE_NODE_FEATURE_API" in refused.stderr
 
 
+@pytest.mark.rest
 def test_an_infinite_interval_ends_with_a_signal(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     log = tmp_path / "log"
     child = start(simulated_host, log, f"--output-file={tmp_path / 'gfd'}", "--sleep-interval=infinite")
@@ -411,6 +413,7 @@ def start(host: SimulatedHost, log: Path, *words: str | Path) -> "subprocess.Pop
         )
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("removing", [False, True])
 def test_the_command_labels_again_and_keeps_labels_unless_told(
     simulated_host: SimulatedHost, tmp_path: Path, removing: bool
@@ -439,6 +442,7 @@ def test_the_command_labels_again_and_keeps_labels_unless_told(
     assert all(json.loads(line)["level"] for line in log.read_text().splitlines())
 
 
+@pytest.mark.rest
 def test_each_failure_of_labelling_is_told_and_its_end(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     log, faults = tmp_path / "log", simulated_host.directory / "faults"
     child = start(simulated_host, log, f"--output-file={tmp_path / 'gfd'}", "--sleep-interval=1h")
@@ -460,6 +464,7 @@ def test_each_failure_of_labelling_is_told_and_its_end(simulated_host: Simulated
         child.wait(60)
 
 
+@pytest.mark.rest
 def test_refusals_that_differ_each_time_are_not_all_remembered(simulated_host: SimulatedHost, tmp_path: Path) -> None:
     log = Lines()
     ours = labeller(simulated_host, log, tmp_path / "gfd")

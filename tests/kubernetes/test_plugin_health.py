@@ -86,6 +86,7 @@ def test_a_lost_gpu_takes_nothing_from_the_others_and_returns(lab: Lab) -> None:
     lab.plugin.wait_for_log(f"{lab.host.gpus[1]} is healthy again")
 
 
+@pytest.mark.rest
 def test_a_gpu_whose_node_is_missing_is_not_called_lost(lab: Lab) -> None:
     """The doctor says the same, and nobody replaces the GPU."""
     lab.kubelet.expect(gpu=(2, 2))
@@ -144,6 +145,7 @@ def test_an_xid_makes_a_gpu_unhealthy_for_a_while(lab: Lab) -> None:
     assert not any(lab.host.gpus[0] in line for line in lab.plugin.log)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("lab", [PICKY], indirect=True, ids=["disabled"])
 def test_an_xid_that_means_nothing(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
@@ -153,6 +155,7 @@ def test_an_xid_that_means_nothing(lab: Lab) -> None:
     assert not any("is unhealthy" in line for line in lab.plugin.log)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("lab", [MIG], indirect=True, ids=["mig"])
 def test_an_xid_of_an_instance_is_about_that_mig_device_and_one_of_a_gpu_about_all(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(1, 1), mig_3g=(1, 1), mig_1g=(1, 1))
@@ -179,6 +182,7 @@ def test_a_process_that_waits_for_events_is_replaced(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
 
 
+@pytest.mark.rest
 def test_nvml_that_hangs_does_not_hang_the_plugin(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
     lab.fault("hang\n")
@@ -193,6 +197,7 @@ def test_nvml_that_hangs_does_not_hang_the_plugin(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
 
 
+@pytest.mark.rest
 def test_the_process_that_reads_the_host_is_replaced(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
     children = Path(f"/proc/{lab.plugin.child.pid}/task/{lab.plugin.child.pid}/children").read_text().split()

@@ -122,6 +122,7 @@ def test_the_kubelet_starts_again(simulated_host: SimulatedHost, eight: tuple[Ku
     running.wait_for_log("was removed: serving anew")
 
 
+@pytest.mark.rest
 def test_the_kubelet_starts_again_in_the_middle_of_calls(
     simulated_host: SimulatedHost, eight: tuple[Kubelet, Plugin]
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_kubelet_that_was_killed_leaves_a_socket_that_nobody_serves(
             kubelets.expect(gpu=(8, 8))
 
 
+@pytest.mark.rest
 def test_the_plugin_starts_again_with_the_same_ids(simulated_host: SimulatedHost, directory: Path) -> None:
     with kubelet(directory) as kubelets:
         with plugin(simulated_host.settings, directory) as running:
@@ -161,6 +163,7 @@ def test_the_plugin_starts_again_with_the_same_ids(simulated_host: SimulatedHost
             kubelets.admit("late", "main", {GPU: 5})
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT], ids=["int", "quit"])
 def test_signals_end_it_cleanly_also_without_a_kubelet(
     simulated_host: SimulatedHost, directory: Path, number: int
@@ -173,6 +176,7 @@ def test_signals_end_it_cleanly_also_without_a_kubelet(
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.rest
 def test_a_left_over_socket_is_replaced(simulated_host: SimulatedHost, directory: Path) -> None:
     directory.mkdir()
     with plugin(simulated_host.settings, directory) as running:
@@ -185,6 +189,7 @@ def test_a_left_over_socket_is_replaced(simulated_host: SimulatedHost, directory
         kubelets.expect(gpu=(8, 8))
 
 
+@pytest.mark.rest
 def test_sockets_and_their_directory_vanish(simulated_host: SimulatedHost, directory: Path) -> None:
     with plugin(simulated_host.settings, directory) as running:
         running.wait_for_log(f"there is no directory {directory}")
@@ -220,6 +225,7 @@ def test_a_kubelet_that_no_longer_listens_is_told_again(eight: tuple[Kubelet, Pl
     assert kubelets.admit("pod", "main", {GPU: 8})["envs"], "its own connection, not one of the other's"
 
 
+@pytest.mark.rest
 def test_a_kubelet_that_lost_the_devices_is_told_again(simulated_host: SimulatedHost, work_directory: Path) -> None:
     """Later ones go on listening, and hold all devices for unhealthy when the other plugin goes."""
     directory = work_directory / "kubelet" / "device-plugins"
@@ -239,6 +245,7 @@ def test_a_kubelet_that_lost_the_devices_is_told_again(simulated_host: Simulated
             assert "no longer listens" not in str(running.log)
 
 
+@pytest.mark.rest
 def test_sixty_four_gpus(session_directory: Path, directory: Path) -> None:
     requirements.require(requirements.programs("gcc"))
     host = make_simulated_host(session_directory / "host64", 64, model="h100")
@@ -251,6 +258,7 @@ def test_sixty_four_gpus(session_directory: Path, directory: Path) -> None:
         assert kubelets.soak(GPU, 40, [1, 2, 4, 8, 3]) == {"pods": 40, "devices": 144}
 
 
+@pytest.mark.rest
 def test_gpus_that_appear_are_offered(work_directory: Path, directory: Path) -> None:
     requirements.require(requirements.programs("gcc"))
     settings = work_directory / "settings.toml"
@@ -262,6 +270,7 @@ def test_gpus_that_appear_are_offered(work_directory: Path, directory: Path) -> 
         assert not [line for line in running.log if "Traceback" in line]
 
 
+@pytest.mark.rest
 def test_ids_of_mig_devices_that_are_gone_are_refused(work_directory: Path, directory: Path) -> None:
     requirements.require(requirements.programs("gcc"))
     host = make_simulated_host(work_directory / "host", 1, ("0:3g.20gb,1g.5gb",))
@@ -279,6 +288,7 @@ def test_ids_of_mig_devices_that_are_gone_are_refused(work_directory: Path, dire
 # --- configuration
 
 
+@pytest.mark.rest
 def test_the_configuration_file_is_read_again(
     simulated_host: SimulatedHost, work_directory: Path, directory: Path
 ) -> None:
@@ -317,6 +327,7 @@ def test_the_configuration_file_is_read_again(
         kubelets.wait_for({"nvidia.com/gpu.shared": [16, 16]})
 
 
+@pytest.mark.rest
 def test_devices_shared_by_mps_wait_for_their_daemon(
     simulated_host: SimulatedHost, work_directory: Path, directory: Path
 ) -> None:

@@ -11,7 +11,7 @@ from plugin_lab import GPU, kubelet, plugin
 from support.process import stop
 from support.product import PROGRAMS
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.rest]
 
 
 def test_replicas_are_healthy_while_their_daemon_is_ready(session_directory: Path, work_directory: Path) -> None:

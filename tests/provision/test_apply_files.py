@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from provision_lab import Lab, fail_at, host_mounts, make_rootfs, old_kernel, snapshot
+from support.products import one_in
 
 from ocigpu.core.actions import Bind, Mode, Plan, TextFile
 from ocigpu.provision.operations import MAX_TEXT
@@ -104,7 +105,7 @@ def prepare_state(rootfs: Path, make: Callable[[Path], None]) -> None:
     make(path)
 
 
-@pytest.mark.product
+@pytest.mark.product(single=True)
 @WAYS
 @pytest.mark.parametrize("only_if_missing", [False, True], ids=["always", "if missing"])
 @pytest.mark.parametrize("state", list(STATES))
@@ -138,10 +139,10 @@ def test_a_text_file_is_written_and_undone(state: str, only_if_missing: bool, he
         assert (snapshot(rootfs), path.lstat().st_ino) == (again, inode)
 
 
-@pytest.mark.product
+@pytest.mark.product(single=True)
 @WAYS
 @pytest.mark.parametrize("how", ["raise", "defect", "kill worker", "kill parent"])
-@pytest.mark.parametrize("state", list(STATES))
+@pytest.mark.parametrize("state", one_in(3, STATES))
 def test_a_text_file_is_undone_after_every_entry(state: str, how: str, here: bool, rootfs: Path) -> None:
     prepare_state(rootfs, STATES[state][0])
     (rootfs / "etc/mode").mkdir(mode=0o700)
@@ -234,7 +235,7 @@ HOSTILE: dict[str, list[tuple[str, str]]] = {
 }
 
 
-@pytest.mark.product
+@pytest.mark.product(single=True)
 @WAYS
 @pytest.mark.parametrize("kernel", [lambda: None, old_kernel], ids=["new kernel", "old kernel"])
 @pytest.mark.parametrize("kind", ["text", "mode", "if missing"])

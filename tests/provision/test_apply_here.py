@@ -104,6 +104,7 @@ def test_a_container_gets_everything_and_twice_is_once(
         assert host_mounts() == before
 
 
+@pytest.mark.rest
 def test_a_mount_that_differs_is_mounted_over(host: Path, rootfs: Path) -> None:
     tmpfs = Tmpfs("/etc/profiles", 0o555, (("a/b", 0o444, "one"), ("c", 0o400, "")), ("d",), "profiles")
     library = Bind(f"{host}/lib/libcuda.so.1.2", "/usr/lib64/lib.so", ("nosuid",), "library")
@@ -154,7 +155,7 @@ def test_every_failure_leaves_the_container_as_it_was(
     with Lab(rootfs, user=user) as lab:
         mounts = lab.mounts()
         failures = list(itertools.product(expected, range(1, total + 1)))
-        for how, number in share(failures, 3, user, lambda place: place // total + place % total):
+        for how, number in share(failures, 8, user, lambda place: place // total + place % total):
             notes, code, message = lab.provision(plan, fail_at(number, how), here=True)
             where = f"{how} after entry {number}: {message}"
             assert (notes, bool(code)) == ([], True), where

@@ -46,6 +46,7 @@ def replace(path: Path, target: str) -> None:
     path.symlink_to(target)
 
 
+@pytest.mark.product(single=True)
 @pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
 @pytest.mark.parametrize("form", ["absolute", "relative"])
 @pytest.mark.parametrize("name", ["usr/lib64", "usr/bin", "dev", "run", "etc/nvidia", "opt", "usr"])
@@ -237,6 +238,7 @@ def test_a_read_only_root_that_lacks_the_target(optional: bool, rootfs: Path) ->
         assert lab.provision(Plan((there,))) == ([], "", "")
 
 
+@pytest.mark.rest
 def test_an_image_that_exchanges_its_directories_all_the_time(host: Path, rootfs: Path, marker: Path) -> None:
     """A second container that shares the volume swaps the library directory and a link to the host."""
     (rootfs / "usr/swap").symlink_to(marker)

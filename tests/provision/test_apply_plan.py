@@ -191,7 +191,7 @@ def test_every_failure_leaves_the_container_as_it_was(
         mounts, dev = lab.mounts(), lab.inside(lambda: sorted(os.listdir("/dev")))
         failures = list(itertools.product(expected, range(1, total + 1)))
         # the third of three: test_apply_here.py has the others
-        for how, number in share(failures, 3, 2, lambda place: place // total + place % total):
+        for how, number in share(failures, 8, 2, lambda place: place // total + place % total):
             code, words = expected[how]
             notes, found_code, message = lab.provision(plan, fail_at(number, how))
             where = f"{how} after entry {number}: {message}"

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.root
 ENTRIES = tuple((f"libnumber{number}.so.1", f"/usr/lib64/libnumber{number}.so.1", 64) for number in range(200))
 
 
+@pytest.mark.product(single=True)
 @pytest.mark.parametrize("how", ["ldconfig", "merge"])
 @pytest.mark.parametrize("cache", ["of the image", "none"])
 @pytest.mark.parametrize("free", [0, 1, 2, 64])

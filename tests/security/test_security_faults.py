@@ -325,6 +325,7 @@ def test_a_hook_that_ends_at_any_step_leaves_nothing(
     assert not problems, "\n\n".join([f"{len(problems)} of {len(steps)} steps", *problems])
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("way", ["shim", "hook", "configure"])
 def test_a_process_that_cannot_be_made_is_told_in_one_line(
     stopper: Path, make_lab: Callable[[str], Lab], way: str, share: Callable[..., list[tuple[Step, int]]]

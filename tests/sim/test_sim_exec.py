@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support import requirements
 from support.process import Completed, run, stop
+from support.products import one_in
 
 from ocigpu.cli.main import main
 from ocigpu.core.errors import OcigpuError
@@ -48,6 +49,7 @@ for device, handle in enumerate(handles):
     print(pynvml.nvmlDeviceGetName(handle), *values, known >> 20, memory.value > 0, sep="|")
 assert cuda.cuCtxCreate_v2(None, 0, 0) == 801
 """
+ENDS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGPIPE)
 SIMULATED = (
     "ocigpu: SIMULATED: 1 GPU, NVIDIA H100 80GB HBM3: libraries only, without device nodes; nothing can be computed"
 )
@@ -65,7 +67,7 @@ def prebuilt(session_directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("model", [key for key, model in MODELS.items() if model.vendor == NVIDIA])
+@pytest.mark.parametrize("model", one_in(4, (key for key, model in MODELS.items() if model.vendor == NVIDIA)))
 def test_nvml_cuda_and_nvidia_smi_see_every_model(
     tmp_path: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
@@ -101,6 +103,7 @@ def test_options_behind_the_name_of_the_command_are_its_own() -> None:
     assert sim_exec("-q", "echo", "--help", "--", "--gpus", "0").stdout == "--help -- --gpus 0\n"
 
 
+@pytest.mark.rest
 def test_what_was_killed_is_swept_when_its_command_has_ended_too(tmp_path: Path) -> None:
     command = [OCIGPU, "sim", "exec", "-q", "--", "sh", "-c", "echo $$; exec sleep 1000"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -133,16 +136,19 @@ def test_mig_devices_are_seen_and_changed_without_root(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "status", "line"),
-    [
-        (["--", "no-such-program"], 127, "ocigpu: OCIGPU-SIM-1: execute no-such-program: no such program"),
-        (["--", "/etc/passwd"], 126, "ocigpu: OCIGPU-SIM-1: execute /etc/passwd: not executable"),
-        (["--model", "mi300x", "--", "true"], 125, "ocigpu: OCIGPU-SIM-1: model mi300x: its programs read nodes"),
-        (["--model", "h900", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: model "h900" is unknown'),
-        (["--mig", "0:9g.10gb", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: MIG layout "0:9g.10gb": a'),
-        (["--driver-version", "x", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: driver version "x"'),
-        (["--gpus", "65", "--", "true"], 2, "ocigpu: OCIGPU-ARG-1: "),
-        ([], 2, "ocigpu: OCIGPU-ARG-1: missing argument"),
-    ],
+    one_in(
+        4,
+        [
+            (["--", "no-such-program"], 127, "ocigpu: OCIGPU-SIM-1: execute no-such-program: no such program"),
+            (["--", "/etc/passwd"], 126, "ocigpu: OCIGPU-SIM-1: execute /etc/passwd: not executable"),
+            (["--model", "mi300x", "--", "true"], 125, "ocigpu: OCIGPU-SIM-1: model mi300x: its programs read nodes"),
+            (["--model", "h900", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: model "h900" is unknown'),
+            (["--mig", "0:9g.10gb", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: MIG layout "0:9g.10gb": a'),
+            (["--driver-version", "x", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: driver version "x"'),
+            (["--gpus", "65", "--", "true"], 2, "ocigpu: OCIGPU-ARG-1: "),
+            ([], 2, "ocigpu: OCIGPU-ARG-1: missing argument"),
+        ],
+    ),
 )
 def test_what_cannot_be_run_is_one_line_and_has_its_status(
     tmp_path: Path, words: list[str], status: int, line: str
@@ -162,7 +168,7 @@ def test_the_hint_makes_the_host_that_was_asked_for(tmp_path: Path) -> None:
     assert describe_host(str(tmp_path / "host"))["model"] == "mi300x"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGINT, signal.SIGPIPE])
+@pytest.mark.parametrize("number", one_in(5, ENDS))
 def test_the_signal_that_ends_a_command_ends_ocigpu_too(tmp_path: Path, number: int) -> None:
     script = f"import os, signal; signal.signal({int(number)}, signal.SIG_DFL); os.kill(os.getpid(), {int(number)})"
     if number == signal.SIGKILL:
@@ -172,7 +178,7 @@ def test_the_signal_that_ends_a_command_ends_ocigpu_too(tmp_path: Path, number: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", one_in(4, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]))
 def test_a_signal_is_passed_on_and_the_command_ends_in_its_own_way(tmp_path: Path, number: int) -> None:
     waits = (
         f"import signal, sys; signal.signal({int(number)}, lambda *_: sys.exit(42)); print('ready', flush=True)\n"
@@ -195,6 +201,7 @@ def test_the_end_is_seen_where_the_end_of_children_is_ignored(tmp_path: Path) ->
     assert done.returncode == 7
 
 
+@pytest.mark.rest
 def test_a_terminals_interrupt_comes_once(tmp_path: Path) -> None:
     """The terminal sends it to both; what is passed on after it shows that no second one came before."""
     counts = (
@@ -229,6 +236,7 @@ def _until(stream: "object", word: bytes) -> bytes:
     return text
 
 
+@pytest.mark.rest
 def test_what_the_caller_had_in_its_paths_comes_behind(tmp_path: Path) -> None:
     done = sim_exec(
         "-q", "--", "sh", "-c", "echo $LD_LIBRARY_PATH; echo $PATH", LD_LIBRARY_PATH="/mine", TMPDIR=str(tmp_path)
@@ -304,6 +312,7 @@ def test_where_no_place_can_be_used_each_is_named(tmp_path: Path) -> None:
         find_place(["/proc/sys", f"{tmp_path}/none"])
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_left_over_nodes_of_the_machine_do_not_disturb(
     tmp_path: Path, private_mounts: list[str], sim_host: Path
@@ -318,6 +327,7 @@ def test_left_over_nodes_of_the_machine_do_not_disturb(
     assert run([*private_mounts, script]).stdout.split() == ["4", "3"]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("prefix", "why"),

@@ -5,11 +5,13 @@ product; ``product(NAME, ROW)`` says both, so that cases of several functions ca
 ``engine`` start real containers, which costs a lot: those of no other product are one product together, whose rows are
 function and parameters.  A test that goes through rows by itself asks the fixture ``share``; one that tries something
 random many times asks ``times``, or is Hypothesis's, which makes up fewer examples for a choice (conftest.py).  The
-mark ``rest`` is for what takes long and few changes touch: ``chosen`` leaves it out.
+mark ``rest`` is for what takes long and few changes touch: ``chosen`` leaves it out; :func:`one_in` gives it to most
+cases of a list.
 
-``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, or of tests
-with the mark ``engine`` every single value and function, and those that have ever failed; ``all`` takes all, ``rest``
-what the first leaves out.  Cases that are named on the command line are taken in any case.
+``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, and those that
+have ever failed; of tests with the mark ``engine``, and of ``product(single=True)``, rows in which every single value
+occurs.  ``all`` takes all, ``rest`` what the first leaves out.  Cases that are named on the command line are taken in
+any case.
 """
 
 import functools
@@ -71,6 +73,18 @@ def part_of(found: Sequence[Of], parts: int, turn: int, at: Callable[[int], int]
     return [each for each, is_chosen in zip(found, chosen, strict=True) if is_chosen in wanted]
 
 
+def one_in(number: int, cases: Iterable[Any]) -> list[Any]:
+    """Return what to give ``parametrize`` for a list of like cases, of which a choice takes every so many-th.
+
+    A tuple is the values of several parameters.
+    """
+    found = []
+    for place, case in enumerate(cases):
+        one = case if hasattr(case, "marks") else pytest.param(*case if isinstance(case, tuple) else (case,))
+        found.append(one._replace(marks=[*one.marks, pytest.mark.rest]) if place % number else one)
+    return found
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rows",
@@ -82,7 +96,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rest: left out of --rows chosen")
-    config.addinivalue_line("markers", "product(name, row): a row of a product, of which a run takes some")
+    config.addinivalue_line("markers", "product(name, row, single): a row of a product, of which a run takes some")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -105,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = {item for item in items if item.get_closest_marker("rest")}
     for product in products.values():
         failed = [place for place, (_, item) in enumerate(product) if any(part in item.name for part in EVER_FAILED)]
-        parts = singles if product[0][1].get_closest_marker("engine") else pairs
+        parts = singles if is_single(product[0][1]) else pairs
         chosen = {product[place][1] for place in choose([row for row, _ in product], failed, parts)}
         left |= {item for _, item in product} - chosen
     for item in left:
@@ -121,6 +135,12 @@ def _has_shares(item: pytest.Item) -> bool:
     """Whether a test does one thing in a choice and another one, or more, in the rest."""
     made_up = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
     return made_up or bool({"share", "times"} & set(getattr(item, "fixturenames", ())))
+
+
+def is_single(item: pytest.Item) -> bool:
+    """Whether single values of a case's product are chosen, and not pairs."""
+    mark = item.get_closest_marker("product")
+    return bool(item.get_closest_marker("engine") or (mark and mark.kwargs.get("single")))
 
 
 def is_named(config: pytest.Config) -> bool:
@@ -151,10 +171,10 @@ def _which(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def times(request: pytest.FixtureRequest) -> Callable[[int], int]:
-    """Call with how often something random is tried: returns how often in this run, a tenth or all."""
+def times(request: pytest.FixtureRequest) -> Callable[..., int]:
+    """Call with how often something random is tried: returns how often in this run, a tenth (or ``part``) or all."""
     few = request.config.getoption("rows") == "chosen"
-    return lambda number: number // 10 if few else number
+    return lambda number, part=10: number // part if few else number
 
 
 @pytest.fixture
