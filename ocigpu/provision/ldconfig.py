@@ -49,6 +49,8 @@ MASKED = ("/proc", "/sys", "/dev", "/var/cache/ldconfig")
 of ldconfig, which would be read as trusted."""
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE (linux/fcntl.h)
 _MFD_EXEC = 0x10  # since Linux 6.3; needed where vm.memfd_noexec is 1
+_PROGRAM_FD = 3
+_DEV_INODES = 3  # root, the directory and the file
 _PT_INTERP = 3
 _PROC_SUPER_MAGIC = 0x9FA0  # linux/magic.h
 _KEPT = {
@@ -336,8 +338,7 @@ class _Sandbox:
             for path in MASKED:
                 self.step = f"cover {path}"
                 if os.path.isdir(path):
-                    flags = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
-                    libc.mount("tmpfs", path, "tmpfs", flags, "nr_inodes=1,mode=0555")  # room for its root alone
+                    self._cover(path)
             self.step = "signals"
             fence.reset_signals()
             self.step = f"drop privileges to {self.uid}:{self.gid}"
@@ -348,6 +349,25 @@ class _Sandbox:
             libc.execveat(self.fd, self.arguments, {})
         except BaseException as error:  # noqa: BLE001 - the only way out of a forked child is _exit
             self._fail(error)
+
+    @staticmethod
+    def _cover(path: str) -> None:
+        """Hide a directory below an empty file system; in that of /dev the program's descriptor has a name.
+
+        A kernel with TOMOYO, as Debian 11 has it, starts what execveat(2) is given by descriptor only where
+        /dev/fd/NUMBER leads somewhere (tomoyo_find_next_domain, security/tomoyo/domain.c); it runs the descriptor.
+        """
+        flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOEXEC
+        if path != "/dev":
+            libc.mount("tmpfs", path, "tmpfs", flags | libc.MS_RDONLY, "nr_inodes=1,mode=0555")  # its root alone
+            return
+        libc.mount("tmpfs", path, "tmpfs", flags, f"nr_inodes={_DEV_INODES},mode=0755")
+        top = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if os.fstatvfs(top).f_files == _DEV_INODES:  # or else the name has led elsewhere since
+            os.mkdir("fd", 0o755, dir_fd=top)
+            os.close(os.open(f"fd/{_PROGRAM_FD}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, dir_fd=top))
+        os.close(top)
+        libc.mount(None, path, None, libc.MS_REMOUNT | libc.MS_BIND | libc.MS_RDONLY | flags)
 
     def _set_streams(self) -> None:
         """Give ldconfig its program as standard input, one pipe for the others, and no other descriptor."""
@@ -361,7 +381,7 @@ class _Sandbox:
         high = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, 100) for source in sources]
         for target, source in enumerate(high):
             os.dup2(source, target, inheritable=target <= 2)
-        self.fd, self.status_fd, self.root_fd, self.go_fd, self.proc_fd = 3, 4, 5, 6, 7
+        self.fd, self.status_fd, self.root_fd, self.go_fd, self.proc_fd = _PROGRAM_FD, 4, 5, 6, 7
         os.closerange(8, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
 
     def _change_root(self) -> None:

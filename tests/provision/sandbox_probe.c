@@ -58,6 +58,8 @@ int main(int argc, char **argv) {
 			open_fds++;
 	fprintf(out, "other_fds=%d\n", open_fds);
 	fprintf(out, "proc=%d\nsys=%d\ndev=%d\n", entries("/proc"), entries("/sys"), entries("/dev"));
+	fprintf(out, "dev_fd=%d\n", entries("/dev/fd"));
+	said("own_name", access("/dev/fd/3", F_OK)); /* TOMOYO looks for it */
 	fprintf(out, "parent_is_root=%d\n", entries("/..") == entries("/"));
 	said("read_marker", open(argv[6], O_RDONLY));
 	said("write_dev", open("/dev/x", O_WRONLY | O_CREAT, 0644));

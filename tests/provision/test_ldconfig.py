@@ -398,7 +398,7 @@ def test_the_sandbox_seen_from_inside(root, marker, probe, uid):
         **{f"argv{at}": text for at, text in enumerate(
             ["ldconfig", "-X", "-f", "/etc/ld.so.conf", "-C", "/etc/ld.so.cache", str(marker)])},
         "environment": "", "pid": "1", "uid": str(uid), "euid": str(uid), "gid": str(uid), "other_fds": "0",
-        "proc": "0", "sys": "0", "dev": "0", "parent_is_root": "1",
+        "proc": "0", "sys": "0", "dev": "1", "dev_fd": "1", "own_name": "ok", "parent_is_root": "1",
         "read_marker": "ENOENT", "write_dev": "EROFS", "write_foreign": "EACCES", "device": "EACCES",
         "socket": "EPERM", "mount": "EPERM", "fork": "EPERM", "chroot": "EPERM", "setuid": "EPERM", "ptrace": "EPERM",
         "read_stdin": "ok", "fsize": str(4 << 20),
