@@ -7,7 +7,7 @@ try package - dpkg -i build/packages/ocigpu-nvidia-names_*.deb
 
 # -- LXC and Incus -----------------------------------------------------------------------------------------------------
 if command -v incus >/dev/null; then
-  for file in /etc/subuid /etc/subgid; do echo 'root:10000000:65536' >>"$file"; done
+  for file in /etc/subuid /etc/subgid; do grep -q '^root:' "$file" || echo 'root:10000000:65536' >>"$file"; done
   try incus - systemctl start incus
   try incus - incus admin init --minimal
   printf 'architecture: %s\ncreation_date: 1700000000\n' "$(uname -m)" >/root/metadata.yaml
