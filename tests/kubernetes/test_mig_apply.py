@@ -428,6 +428,7 @@ def test_an_error_of_what_was_asked_leaves_no_note(work_directory: Path, capfd: 
 # resets
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_a_mode_that_waits_for_a_reset_gets_it(work_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Ampere, with a client that NVML does not list as a process."""
@@ -479,6 +480,7 @@ def test_a_reset_that_is_refused_puts_all_back(work_directory: Path, capfd: pyte
     assert [(gpu.mode, gpu.pending) for gpu in layouts_of(host)] == [(1, 1)] * 2
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_an_instance_that_a_process_uses_is_not_destroyed(
     work_directory: Path, capfd: pytest.CaptureFixture[str]

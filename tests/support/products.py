@@ -9,9 +9,9 @@ mark ``rest`` is for what takes long and few changes touch: ``chosen`` leaves it
 cases of a list.
 
 ``--rows chosen``, the default, takes a few rows in which every pair of values occurs that occurs at all, and those that
-have ever failed; of tests with the mark ``engine``, and of ``product(single=True)``, rows in which every single value
-occurs.  ``all`` takes all, ``rest`` what the first leaves out.  Cases that are named on the command line are taken in
-any case.
+have ever failed; of ``product(single=True)`` rows in which every single value occurs, and so of tests with the mark
+``engine``, but of the values that one function alone has a third.  ``all`` takes all, ``rest`` what the first leaves
+out.  Cases that are named on the command line are taken in any case.
 """
 
 import functools
@@ -117,6 +117,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         products.setdefault(name, []).append((row, item))
     left = {item for item in items if item.get_closest_marker("rest")}
+    if engines := products.get("engine"):
+        rows = in_threes([row for row, _ in engines])
+        products["engine"] = [(row, item) for row, (_, item) in zip(rows, engines, strict=True)]
     for product in products.values():
         failed = [place for place, (_, item) in enumerate(product) if any(part in item.name for part in EVER_FAILED)]
         parts = singles if is_single(product[0][1]) else pairs
@@ -161,6 +164,21 @@ def values(item: pytest.Item) -> Row:
     call = getattr(item, "callspec", None)
     names = parameters(item) if call else ()
     return (function, *((function, name) if str(name).startswith(tuple(call.params)) else name for name in names))
+
+
+def in_threes(rows: Sequence[Row]) -> list[Row]:
+    """Take values that one function alone has for one, three at a time: of a list of like cases, a third is enough."""
+    users: dict[Hashable, set[Hashable]] = {}
+    for function, *names in rows:
+        for name in names:
+            users.setdefault(name, set()).add(function)
+    places: dict[Hashable, dict[Hashable, int]] = {}
+    found = []
+    for function, *names in rows:
+        own = places.setdefault(function, {})
+        thirds = [(function, own.setdefault(name, len(own)) // 3) if len(users[name]) == 1 else name for name in names]
+        found.append((function, *thirds))
+    return found
 
 
 def _which(request: pytest.FixtureRequest) -> str:
