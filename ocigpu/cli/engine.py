@@ -425,7 +425,7 @@ def leave_command(program: str = "", root: str = "/") -> None:
         hint = "take it out: ocigpu engine remove ENGINE; or install what has this name"
         _refuse(find_entries(root, shim, statuses, program), hint)
         return
-    _refuse(find_users(root, shim, statuses), "end and remove them first (docker rm)")
+    _refuse(find_users(root, shim, statuses), "end and remove them first (docker rm, podman rm, ctr container rm)")
     waiting = find_waiting(root)
     for status in statuses:
         if not entries_of(root, shim, status):

@@ -267,6 +267,7 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
         each = Containerd(status) if status.engine == "containerd" else Docker(status.engine, status)
         if (status.configured or named) and (ways := list(each.ways(facts.vendors, notes))):
             found[name] = each, ways
+    notes[:] = dict.fromkeys(notes)  # two daemons of one engine may have the same to say
     if not found:
         if untried := [note for note in notes if " is not tried: " in note]:
             raise OcigpuError("OCIGPU-ENG-5", "; ".join(untried), hint)

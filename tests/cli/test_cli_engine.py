@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.product import PROGRAMS
+from support.product import PROGRAMS, SimulatedHost
 
+from ocigpu.cli import engine_test
 from ocigpu.cli.engine_test import Docker
 from ocigpu.cli.main import main
 from ocigpu.engines import places
@@ -483,3 +484,15 @@ def test_k3s_is_named_to_somebody_who_names_containerd(node: Path, capsys: pytes
     assert "k3s" in capsys.readouterr().out
     assert main(["engine", "configure", "rke2", *words]) == 1
     assert "rke2/agent/etc/containerd/config.toml is not there yet" in capsys.readouterr().err
+
+
+@pytest.mark.root
+def test_what_two_daemons_of_an_engine_lack_is_said_once(
+    simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's own Docker beside the system's: neither has a hook for --gpus, nor CDI."""
+    daemons = [EngineStatus("docker", flavour, True, False, "", cdi="off") for flavour in ("", "rootless")]
+    monkeypatch.setattr(engine_test, "find_engines", lambda: daemons)
+    monkeypatch.setenv("OCIGPU_CONFIG", str(simulated_host.settings))
+    assert main(["engine", "test", "docker"]) == 1
+    assert capsys.readouterr().err.count("docker run --gpus is not tried: it has no hook") == 1
