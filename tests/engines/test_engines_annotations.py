@@ -16,6 +16,8 @@ from support.process import explain, run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, container_id, probe, run_container, set_cgroup
 
+from ocigpu.engines.checker import program_version
+
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 WRAPPER = '#!/bin/sh\nOCIGPU_CONFIG={settings} exec {runtime} "$@"\n'
@@ -153,11 +155,17 @@ def containerd(session_directory: Path, image: Path, simulated_host: SimulatedHo
     settings.chmod(0o644)
 
     def prepare(file: Path) -> None:
+        version = program_version("/", "containerd")
+        if version and version >= (2, 0):  # it looks for the devices itself otherwise, and knows no runtime.nvidia.com
+            table = '[plugins."io.containerd.grpc.v1.cri"]\n'
+            file.write_text(file.read_text().replace(table, f"{table}  enable_cdi = false\n"))
         run([PROGRAMS / "ocigpu", "engine", "configure", "containerd", "--runtime-path", RUNTIME, "--config", file,
              "--default"])  # fmt: skip
+        drop_in = file.with_name("conf.d") / "99-ocigpu.toml"  # from containerd 2.1 on
+        written = drop_in if drop_in.exists() else file
         head = ".containerd.runtimes.ocigpu]\n"
-        assert head in file.read_text()
-        file.write_text(file.read_text().replace(head, f'{head}container_annotations = ["cdi.k8s.io/*"]\n'))
+        assert head in written.read_text()
+        written.write_text(written.read_text().replace(head, f'{head}container_annotations = ["cdi.k8s.io/*"]\n'))
 
     env = {"OCIGPU_CONFIG": str(settings)}
     with start_containerd(directory, image, {}, env, sandbox_image=IMAGE, prepare=prepare) as engine:

@@ -10,7 +10,7 @@ import pytest
 from support import machine, requirements
 from support.engines import SYSTEM_PATH
 from support.podman import Podman, make_podman
-from support.process import run
+from support.process import run, wait_for
 from support.product import PROGRAMS, RUNTIME, SimulatedHost, listed_uuids
 from support.runtimes import container_id
 
@@ -26,6 +26,7 @@ def directory(session_directory: Path) -> Iterator[Path]:
     path = session_directory / "podman-e"
     path.mkdir()
     yield path
+    wait_for("what conmon has started to end", lambda: not machine.processes_of(str(path)))
     shutil.rmtree(path)
 
 

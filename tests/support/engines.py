@@ -116,6 +116,7 @@ def start_docker(
         "bridge": "none",
         "storage-driver": storage,
         "cgroup-parent": f"/{directory.parent.name}-docker",
+        "exec-opts": ["native.cgroupdriver=cgroupfs"],  # with cgroup v2 and systemd its default is systemd
         "runtimes": {name: {"path": path} for name, path in runtimes.items()},
     }
     file = directory / "daemon.json"

@@ -71,6 +71,7 @@ class Podman(NamedTuple):
         copy = self.directory / name
         shutil.copytree(rootfs, copy, symlinks=True)
         words = ["run", "--rm", "--name", name, f"--cgroup-parent=/{name}", *options]
+        words.append("--cap-add=MKNOD")  # a container of Podman 5 has it no more by itself
         words += [f"--device={device}" for device in devices]
         try:
             return self.run_words(runtime, name, words, "--rootfs", copy, *arguments)
@@ -137,7 +138,7 @@ class Podman(NamedTuple):
             machine.remove_cgroups(name)
         container = json.loads(text)["linux"]["cgroupsPath"].rpartition("-")[2]
         config: dict[str, Any] = json.loads(text.replace(container, "ID").replace(container[:12], "ID"))
-        del config["annotations"]["io.kubernetes.cri-o.Created"]
+        config.get("annotations", {}).pop("io.kubernetes.cri-o.Created", None)  # until Podman 4
         return config
 
     def run_words(self, runtime: str, name: str, words: Sequence[str], *container: str | os.PathLike[str]) -> Completed:
@@ -147,10 +148,16 @@ class Podman(NamedTuple):
         """
         log = self.directory / f"{name}.log"
         completed = self._run(runtime, *words, "--log-driver=k8s-file", f"--log-opt=path={log}", *container)
+        wait_for("conmon and its cleanup to end", lambda: not self._is_ending(name))
         if log.exists():
             completed.stdout = read_log(log.read_text())
             log.unlink()
         return completed
+
+    def _is_ending(self, name: str) -> bool:
+        """Whether conmon of a container that has ended, or what it starts then, is still there."""
+        lines = machine.processes_of(str(self.directory)).values()
+        return any(f" -n {name} " in line or " container cleanup " in line for line in lines)
 
     def _run(self, runtime: str, *words: str | os.PathLike[str]) -> Completed:
         command, environment = self._command(runtime, *words)

@@ -68,8 +68,9 @@ def beyond(seen: Seen, bare: Seen) -> Seen:
 
 
 def is_of_the_engine(key: str, value: str) -> bool:
-    """Tell whether a mount is the container's own: its root directory, and Podman's files of its name and network."""
-    return key == "mount /" or (key.startswith("mount") and "/userdata/" in value)
+    """Tell whether a mount is the container's own: its root directory, Podman's files of its name and network, and the
+    empty directory in the state of crun 1.28, which masks what lies below it."""
+    return key == "mount /" or (key.startswith("mount") and ("/userdata/" in value or "/.empty-directory " in value))
 
 
 DIRECTORIES = (
