@@ -1,13 +1,16 @@
 #!/bin/bash
 # boot.sh ROOT RUN REPOSITORY IMAGE: in a mount namespace of its own, builds the package in an overlay on ROOT and boots
-# systemd there as process 1 of private namespaces; run.sh calls it.  RUN/pid is process 1, RUN/booted a word of how it went.
+# systemd there as process 1 of private namespaces; run.sh calls it.  RUN/pid is process 1, RUN/booted a word of how it
+# went.  ROOT.kept: the tests' environment, of which packaging/bootstrap.sh knows when it is too old, and what pip fetched;
+# RUN/kept: a new one.
 set -euo pipefail
 root=$1 run=$2 repository=$3 image=$4 new=$2/root
 # shellcheck source=tests/grounds/roots.sh
 . "$(dirname "$0")/roots.sh"
 trap 'echo "it ended before it was up" >"$run/booted"' EXIT
 mount --make-rprivate /
-mount -t overlay overlay -o "lowerdir=$root,upperdir=$run/upper,workdir=$run/work" "$new"
+mkdir -p "$root.kept"
+mount -t overlay overlay -o "lowerdir=$root.kept:$root,upperdir=$run/upper,workdir=$run/work" "$new"
 # Engines keep overlays of their own, which cannot lie on this one.
 for directory in var/lib/docker var/lib/containerd var/lib/containers home tmp; do
   mkdir -p "$run/data/$directory" "$new/$directory"
@@ -17,7 +20,11 @@ chmod 1777 "$new/tmp"
 mkdir -p "$new/old" "$new/root"
 cp "$image" "$new/root/debian.tar"
 take_repository "$repository" "$new"
-in_root "$new" make -C /root/ocigpu deb # the README's first line; the ground itself has no network
+# The README's first line, and what the tests need; the ground itself has no network.
+in_root "$new" sh -c 'make -C /root/ocigpu deb && /root/ocigpu/packaging/bootstrap.sh test'
+made=root/ocigpu/.venv/.ocigpu-ready
+cmp --quiet "$new/$made" "$root.kept/$made" ||
+  (mkdir "$run/kept" && cd "$new" && cp -a --parents root/ocigpu/.venv root/.cache/pip "$run/kept")
 
 cat >"$run/init" <<'INIT'
 #!/bin/bash
@@ -65,7 +72,7 @@ chmod 755 "$run/init"
 unshare --mount --pid --net --uts --ipc --cgroup --fork --kill-child=KILL "$run/init" "$new" &
 outer=$!
 state='systemd does not answer'
-for _ in $(seq 300); do
+for _ in $(seq 900); do
   pid=$(pgrep -P "$outer" || true)
   if [ -n "$pid" ] && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = systemd ]; then
     echo "$pid" >"$run/pid"

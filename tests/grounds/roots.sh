@@ -18,16 +18,32 @@ need() { # PROGRAM PACKAGE...: installs the packages of the programs that are mi
   apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $packages >/dev/null
 }
 
+thrice() { # COMMAND...: a registry may be busy for a moment
+  local pause
+  for pause in 10 30; do
+    "$@" && return
+    echo "$1 failed; once more in $pause s" >&2
+    sleep "$pause"
+  done
+  "$@"
+}
+
+make_root() { # PATH ARGUMENT...: mmdebstrap's, in a fresh directory or file
+  rm -rf --one-file-system "$1"
+  # unstable's list of packages is not signed for long
+  mmdebstrap --quiet --mode=root --aptopt='Acquire::Languages "none"' --aptopt='Acquire::Check-Valid-Until "false"' \
+    "${@:2}" "$1" "$mirror" >&2
+}
+
 keep() { # NAME VARIANT PACKAGES [OPTION...]: prints the path of what mmdebstrap makes so, made anew after a week
   # NAME: a suite, or SUITE.tar for an archive, or SUITE.WORD for another directory of that suite
   local suite=${1%%.*} kind=${1#"${1%%.*}"} path
   path=$grounds/$suite-$(echo "${*:2} $mirror" | cksum | cut -d' ' -f1)$kind
   if [ -z "$(find "$path" -maxdepth 0 -mtime -7 2>/dev/null)" ]; then
     echo "making $path (some minutes)" >&2
-    find "$grounds" -maxdepth 1 -regex ".*/$suite-[0-9]+$kind\(\.new$kind\)?" -exec rm -rf --one-file-system {} +
-    # unstable's list of packages is not signed for long
-    mmdebstrap --quiet --mode=root --variant="$2" --aptopt='Acquire::Languages "none"' \
-      --aptopt='Acquire::Check-Valid-Until "false"' ${3:+--include="$3"} "${@:4}" "$suite" "$path.new$kind" "$mirror" >&2
+    find "$grounds" -maxdepth 1 -regex ".*/$suite-[0-9]+$kind\(\.new$kind\|\.kept\(\.new\)?\)?" -exec rm -rf --one-file-system {} +
+    thrice make_root "$path.new$kind" --variant="$2" ${3:+--include="$3"} "${@:4}" "$suite" ||
+      die "no root of $suite could be made from $mirror in three tries: nothing was tested there"
     touch "$path.new$kind"
     mv "$path.new$kind" "$path"
   fi
@@ -48,6 +64,6 @@ in_root() { # ROOT COMMAND...: runs it there with the machine's network; in a mo
   mount -t proc proc "$root/proc"
   mount --bind /dev "$root/dev"
   mapfile -t proxy < <(env | grep -E '^(https?_proxy|no_proxy|HTTPS?_PROXY|NO_PROXY|PIP_INDEX_URL)=')
-  chroot "$root" env -i "${proxy[@]}" HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "${@:2}"
+  thrice chroot "$root" env -i "${proxy[@]}" HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "${@:2}"
   umount "$root/dev" "$root/proc"
 }

@@ -1,19 +1,22 @@
 #!/bin/bash
-# run.sh SUITE...: on each of these Debian suites (trixie, sid) what a user does in the first hour, with its real engines:
-# a root is made once by mmdebstrap, booted with systemd in private namespaces, the package is built and installed
-# there as the README says, and inside.sh goes through the engines.  make test-grounds; nothing is left behind.
+# run.sh SUITE...: on each of these Debian suites (bookworm, trixie, sid) what a user does in the first hour, with its real
+# engines: a root is made once by mmdebstrap, booted with systemd in private namespaces, the package is built and
+# installed there as the README says, inside.sh goes through the engines, and then the suite's own tests of engines
+# run there.  make test-grounds; nothing is left behind.  Exit status: 1 when a case failed, 2 when one could not run.
 #
-# GROUNDS=DIR    where roots are kept between runs, each for a week (~/.cache/ocigpu-grounds); about 1.5 GB each.
+# GROUNDS=DIR    where roots are kept between runs, each for a week (~/.cache/ocigpu-grounds); about 2 GB each.
 # VERBOSE=1      prints each case, and how long it took.
+# WRITE=1        notes what was tested in docs/tested.json (packaging/tested.py).
+# PYTEST_OPTIONS, WORKERS: of the tests that run there.
 # Needs root, mmdebstrap, a cgroup2 mount, and the registries of Debian and PyPI.
 set -euo pipefail
 umask 022
 here=$(cd "$(dirname "$0")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 packages=systemd,systemd-sysv,libnss-systemd,dbus,dbus-user-session,udev,procps,kmod,sudo,iproute2,iptables,ca-certificates
-packages=$packages,docker.io,docker-cli,docker-compose,containerd,podman,runc,crun,uidmap,slirp4netns,passt,fuse-overlayfs
+packages=$packages,docker.io,docker-compose,containerd,podman,runc,crun,uidmap,rootlesskit,slirp4netns,passt,fuse-overlayfs
 packages=$packages,python3,python3-venv,python3-dev,gcc,libc6-dev,libcap-dev,make,git,dpkg-dev,musl-tools,busybox-static
-others=lxc,incus-base,incus-client,catatonit # others.sh's
+packages=$packages,rpm,strace,openssl,patchelf
 
 target=test-grounds
 # shellcheck source=tests/grounds/roots.sh
@@ -39,6 +42,10 @@ finish() { # ends the ground of $run: all processes of its cgroup, whatever they
 trap finish EXIT
 trap 'exit 130' INT TERM
 
+# Of pip's settings the index alone is taken along: what else they name are files of this machine.
+PIP_INDEX_URL=${PIP_INDEX_URL:-$(python3 -m pip config get global.index-url 2>/dev/null || true)}
+[ -z "$PIP_INDEX_URL" ] || export PIP_INDEX_URL
+
 try_ground() { # SUITE ROOT IMAGE
   run=$(mktemp -d "$grounds/run.XXXXXX")
   cgroup=$cgroups/ocigpu-ground-${run##*.}
@@ -47,27 +54,41 @@ try_ground() { # SUITE ROOT IMAGE
   # Of the mounts nothing is seen outside, and all end with process 1.
   (
     echo "$BASHPID" >"$cgroup/cgroup.procs"
-    exec unshare --mount --fork "$here/boot.sh" "$2" "$run" "$repository" "$3"
+    exec unshare --mount --fork "$here/boot.sh" "$2" "$run" "$repository" "$3" 9>&-
   ) >"$run/log" 2>&1 </dev/null &
   disown # that it is killed at the end is no news
-  read -r -t 600 state <"$run/booted" || state='no answer'
+  read -r -t 1200 state <"$run/booted" || state='no answer'
   if [ "$state" != booted ]; then
     cat "$run/log" >&2
     die "$1 does not boot: $state"
   fi
-  local enter=(nsenter --target "$(cat "$run/pid")" --mount --pid --net --uts --ipc --cgroup --root --wd
-    env -i HOME=/root "VERBOSE=${VERBOSE:-}" "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" TERM=dumb LC_ALL=C.UTF-8)
-  local status=0
-  "${enter[@]}" bash /root/ocigpu/tests/grounds/inside.sh "$1" || status=$?
+  # As a unit of its own there: beside process 1 it would be in a cgroup that the ground does not see.
+  local status=0 record enter=(nsenter --target "$(cat "$run/pid")" --mount --pid --net --uts --ipc --cgroup --root --wd)
+  "${enter[@]}" env -i systemd-run --quiet --pipe --wait --collect --setenv=HOME=/root --setenv=TERM=dumb --setenv=LC_ALL=C.UTF-8 \
+    --setenv=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin --setenv="VERBOSE=${VERBOSE:-}" \
+    --setenv="WORKERS=${WORKERS:-$(($(nproc) * 2))}" --setenv="PYTEST_OPTIONS=${PYTEST_OPTIONS:-}" \
+    bash /root/ocigpu/tests/grounds/inside.sh "$1" 9>&- &
+  wait $! || status=$? # so that a signal is not kept waiting
+  [ ! -e "$run/upper/root/record" ] || mapfile -t record <"$run/upper/root/record"
+  rm -rf "$2.kept.new"
+  [ ! -d "$run/kept" ] || mv "$run/kept" "$2.kept.new"
   finish
+  [ ! -d "$2.kept.new" ] || { rm -rf "$2.kept"; mv "$2.kept.new" "$2.kept"; }
+  [ "${#record[@]}" -eq 0 ] || python3 "$repository/packaging/tested.py" grounds "$1" "${record[@]}"
   return "$status"
 }
 
 mkdir -p "$grounds"
+exec 9>"$grounds/lock"
+flock --nonblock 9 || { echo "another run has $grounds: waiting for its end"; flock 9; }
 failed=''
 for suite in "$@"; do
-  [ "$suite" != sid ] || others=$others,apptainer
-  root=$(keep "$suite" important "$packages,$others")
+  case $suite in
+    bookworm) more='' ;; # docker.io has the client; neither buildx nor Incus is there
+    trixie) more=,docker-cli,docker-buildx,lxc,incus-base,incus-client,catatonit ;; # what others.sh needs
+    *) more=,docker-cli,docker-buildx,lxc,incus-base,incus-client,catatonit,apptainer ;;
+  esac
+  root=$(keep "$suite" important "$packages$more")
   image=$(keep trixie.tar essential '')
   try_ground "$suite" "$root" "$image" || failed="$failed $suite"
 done

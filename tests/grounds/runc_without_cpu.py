@@ -12,8 +12,7 @@ if {"create", "run"}.intersection(words):
     with open(path, encoding="utf-8") as file:
         config = json.load(file)
     resources = config.get("linux", {}).get("resources", {})
-    for name in ("cpu", "memory", "pids", "blockIO"):
-        resources.pop(name, None)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(config, file)
-os.execv("/usr/sbin/runc", ["runc", *words])
+    if [resources.pop(name) for name in ("cpu", "memory", "pids", "blockIO") if name in resources]:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(config, file)
+os.execv("/usr/libexec/runc", ["runc", *words])
