@@ -37,7 +37,7 @@ def unit_of(nodeid: str) -> str:
 
 
 def seconds_of(item: pytest.Item) -> float:
-    """Guess how long a test takes, by what it says of itself."""
+    """Guess how long a test takes, by what it says of itself: a time limit of its own is that of a long one."""
     if item.get_closest_marker("timeout"):
         return 20
     if item.get_closest_marker("engine"):
