@@ -50,7 +50,7 @@ cluster-test: ## judge manifests, policies, roles and drivers by a real Kubernet
 	@for name in KUBE_APISERVER ETCD KUBE_CONTROLLER_MANAGER; do \
 	  test -x "$$(printenv $$name)" || { echo "make cluster-test: $$name=PROGRAM is needed: CONTRIBUTING.md"; exit 2; }; done
 	@packaging/bootstrap.sh test
-	@.venv/bin/python -m pytest tests/kubernetes/test_real_cluster.py tests/kubernetes/test_node_installer.py $(PYTEST_OPTIONS)
+	@.venv/bin/python -m pytest tests/kubernetes/test_real_cluster.py tests/kubernetes/test_node_installer.py --rows all $(PYTEST_OPTIONS)
 
 test-grounds: ## boot Debian 13 and unstable beside this system, install the package there, try every engine (GROUND=trixie)
 	@tests/grounds/run.sh $(if $(GROUND),$(GROUND),trixie sid)
