@@ -55,6 +55,12 @@ cluster-test: ## judge manifests, policies, roles and drivers by a real Kubernet
 test-grounds: ## boot Debian 13 and unstable beside this system, install the package there, try every engine (GROUND=trixie)
 	@tests/grounds/run.sh $(if $(GROUND),$(GROUND),trixie sid)
 
+test-arm64: ## build package and wheel for arm64 and run them in virtual machines, with 4 and 16 KiB pages (MACHINE=arm64)
+	@tests/machines/run.sh arm64 $(MACHINE)
+
+test-kernels: ## run package and wheel in virtual machines with Linux 5.10, 6.1, 6.12 and unstable's (MACHINE=5.10)
+	@tests/machines/run.sh kernels $(MACHINE)
+
 gpu-test: ## on a machine with an NVIDIA driver: run real GPU work in containers, write docs/REAL-GPU.md
 	@packaging/gpu-test.sh
 
@@ -90,4 +96,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test test-grounds gpu-test install deb rpm image uninstall docs protocols format clean
+.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test test-grounds test-arm64 test-kernels gpu-test install deb rpm image uninstall docs protocols format clean

@@ -1,0 +1,26 @@
+#!/bin/bash
+# build.sh ROOT RUN REPOSITORY: in a mount namespace of its own, builds package, wheel and the tests' environment in an
+# overlay on ROOT, for whatever architecture that has, and makes RUN/disk of all of it.  ROOT.kept: what the next one takes.
+set -euo pipefail
+root=$1 kept=$1.kept run=$2 repository=$3 new=$2/root
+# shellcheck source=tests/grounds/roots.sh
+. "$(dirname "$0")/../grounds/roots.sh"
+mount --make-rprivate /
+mount -t overlay overlay -o "lowerdir=$root,upperdir=$run/upper,workdir=$run/work" "$new"
+take_repository "$repository" "$new"
+for directory in build/packages .venv; do
+  mkdir -p "$kept/$directory" "$new/root/ocigpu/$directory"
+  mount --bind "$kept/$directory" "$new/root/ocigpu/$directory"
+done
+in_root "$new" bash -euc 'cd /root/ocigpu
+make deb
+if [ ! -e .venv/complete ]; then
+  python3 -m venv --clear .venv
+  .venv/bin/pip wheel --quiet --wheel-dir .venv/wheels ".[cli]"
+  .venv/bin/pip install --quiet .venv/wheels/*.whl setuptools pytest pytest-subprocess pytest-timeout pytest-xdist hypothesis pyelftools
+  touch .venv/complete
+fi
+rm -f .venv/wheels/ocigpu-*
+.venv/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir .venv/wheels .'
+rm -rf "$new/root/.cache"
+mke2fs -q -t ext4 -O ^orphan_file,^metadata_csum_seed -d "$new" "$run/disk" 4G
