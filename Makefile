@@ -25,7 +25,7 @@ test-all: ## pass the whole suite: make test, packages and wheels, and every row
 	@packaging/bootstrap.sh test
 	@.venv/bin/python -m pytest -n $(WORKERS) --rows all $(PYTEST_OPTIONS)
 
-test-pythons: ## pass the tests that need no root and no engine on every Python from 3.11 on that is here (PYTHONS=FILES)
+test-pythons: ## pass the tests that need no root and no engine on every Python from 3.11 on that is here, or in Debian 13 and unstable (PYTHONS=FILES)
 	@WORKERS=$(WORKERS) packaging/pythons.sh $(PYTEST_OPTIONS)
 
 bench: ## measure ocigpu against bare runc (PEER_DIR=DIR: NVIDIA's programs beside; WRITE=1: bench/RESULTS.md, README)

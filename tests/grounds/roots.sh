@@ -50,6 +50,20 @@ keep() { # NAME VARIANT PACKAGES [OPTION...]: prints the path of what mmdebstrap
   echo "$path"
 }
 
+keep_ground() { # SUITE: prints the path of the root that make test-grounds boots
+  local packages more
+  packages=systemd,systemd-sysv,libnss-systemd,dbus,dbus-user-session,udev,procps,kmod,sudo,iproute2,iptables,ca-certificates
+  packages=$packages,docker.io,docker-compose,containerd,podman,runc,crun,uidmap,rootlesskit,slirp4netns,passt,fuse-overlayfs
+  packages=$packages,python3,python3-venv,python3-dev,gcc,libc6-dev,libcap-dev,make,git,dpkg-dev,musl-tools,busybox-static
+  packages=$packages,rpm,strace,openssl,patchelf
+  case $1 in
+    bookworm) more='' ;; # docker.io has the client; neither buildx nor Incus is there
+    trixie) more=,docker-cli,docker-buildx,lxc,incus-base,incus-client,catatonit ;; # what others.sh needs
+    *) more=,docker-cli,docker-buildx,lxc,incus-base,incus-client,catatonit,apptainer ;;
+  esac
+  keep "$1" important "$packages$more"
+}
+
 take_repository() { # REPOSITORY ROOT: copies what git does not ignore to /root/ocigpu there
   mkdir -p "$2/root/ocigpu"
   git -C "$1" ls-files -z --cached --others --exclude-standard |
@@ -58,6 +72,9 @@ take_repository() { # REPOSITORY ROOT: copies what git does not ignore to /root/
 
 in_root() { # ROOT COMMAND...: runs it there with the machine's network; in a mount namespace of the caller's
   local root=$1 proxy
+  # Of pip's settings the index alone is taken along: what else they name are files of this machine.
+  PIP_INDEX_URL=${PIP_INDEX_URL:-$(python3 -m pip config get global.index-url 2>/dev/null || true)}
+  [ -z "$PIP_INDEX_URL" ] || export PIP_INDEX_URL
   cat /etc/resolv.conf >"$root/etc/resolv.conf"
   mkdir -p "$root/etc/ssl/certs"
   [ ! -e /etc/ssl/certs/ca-certificates.crt ] || cat /etc/ssl/certs/ca-certificates.crt >"$root/etc/ssl/certs/ca-certificates.crt"

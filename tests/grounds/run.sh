@@ -13,11 +13,6 @@ set -euo pipefail
 umask 022
 here=$(cd "$(dirname "$0")" && pwd)
 repository=$(cd "$here/../.." && pwd)
-packages=systemd,systemd-sysv,libnss-systemd,dbus,dbus-user-session,udev,procps,kmod,sudo,iproute2,iptables,ca-certificates
-packages=$packages,docker.io,docker-compose,containerd,podman,runc,crun,uidmap,rootlesskit,slirp4netns,passt,fuse-overlayfs
-packages=$packages,python3,python3-venv,python3-dev,gcc,libc6-dev,libcap-dev,make,git,dpkg-dev,musl-tools,busybox-static
-packages=$packages,rpm,strace,openssl,patchelf
-
 target=test-grounds
 # shellcheck source=tests/grounds/roots.sh
 . "$here/roots.sh"
@@ -41,10 +36,6 @@ finish() { # ends the ground of $run: all processes of its cgroup, whatever they
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
-
-# Of pip's settings the index alone is taken along: what else they name are files of this machine.
-PIP_INDEX_URL=${PIP_INDEX_URL:-$(python3 -m pip config get global.index-url 2>/dev/null || true)}
-[ -z "$PIP_INDEX_URL" ] || export PIP_INDEX_URL
 
 try_ground() { # SUITE ROOT IMAGE
   run=$(mktemp -d "$grounds/run.XXXXXX")
@@ -83,12 +74,7 @@ exec 9>"$grounds/lock"
 flock --nonblock 9 || { echo "another run has $grounds: waiting for its end"; flock 9; }
 failed=''
 for suite in "$@"; do
-  case $suite in
-    bookworm) more='' ;; # docker.io has the client; neither buildx nor Incus is there
-    trixie) more=,docker-cli,docker-buildx,lxc,incus-base,incus-client,catatonit ;; # what others.sh needs
-    *) more=,docker-cli,docker-buildx,lxc,incus-base,incus-client,catatonit,apptainer ;;
-  esac
-  root=$(keep "$suite" important "$packages$more")
+  root=$(keep_ground "$suite")
   image=$(keep trixie.tar essential '')
   try_ground "$suite" "$root" "$image" || failed="$failed $suite"
 done

@@ -438,7 +438,7 @@ def test_the_list_of_metrics_is_followed_and_a_bad_one_changes_nothing(
         assert "collectors.csv line 1: three fields are wanted" in running.log
         file.write_text(f"{UTIL}, gauge, busy\nDCGM_FI_DEV_CPU_UTIL_TOTAL, gauge, x\n")
         running.wait("a good list", lambda page: value(page, "ocigpu_exporter_collectors_up") == 1)
-        assert "line 2: DCGM_FI_DEV_CPU_UTIL_TOTAL is left out: CPUs answer to DCGM only" in running.log
+        assert "line 2: DCGM_FI_DEV_CPU_UTIL_TOTAL is left out: only DCGM reports CPUs" in running.log
         before = running.log.count("read again")
         running.process.send_signal(signal.SIGHUP)
         running.wait("SIGHUP", lambda _page: running.log.count("read again") > before)
