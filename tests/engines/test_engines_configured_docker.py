@@ -124,7 +124,8 @@ def test_the_devcontainer_command_gives_gpus(
     arguments = ["--network=none", *words.get("runArgs", ())]
     settings = {"image": IMAGE, "updateRemoteUserUID": False, "remoteUser": "root", **words, "runArgs": arguments}
     (work_directory / ".devcontainer.json").write_text(json.dumps(settings))
-    env = {"PATH": os.environ["PATH"], "HOME": str(work_directory), "DOCKER_HOST": f"unix://{named_nvidia.socket}"}
+    env = {"PATH": os.environ["PATH"], "DOCKER_HOST": f"unix://{named_nvidia.socket}"}
+    env |= dict.fromkeys(("HOME", "TMPDIR"), str(work_directory))
     place = ("--workspace-folder", work_directory, "--user-data-folder", work_directory / "data")
     up = run(["devcontainer", "up", *place], env=env)
     try:
