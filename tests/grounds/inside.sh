@@ -288,7 +288,7 @@ try package 4 "${all_run[@]}" nvidia-smi -L
 try README - sh -c 'ocigpu doctor; test $? -eq 3' # one warning: the host is simulated
 try package - ocigpu engine remove --yes
 try package no apt-get -qq purge -y ocigpu # the containers that need its runtime or hook for their next start
-try package - docker rm -f runtime one
+try package - docker rm -f runtime
 try package no apt-get -qq purge -y ocigpu
 try package - sh -c 'ctr task kill --signal KILL web; until ctr container rm web; do sleep 0.2; done'
 try package - apt-get -qq purge -y ocigpu

@@ -64,4 +64,11 @@ if command -v catatonit >/dev/null; then
   try podman 1 "${logs[@]}"
   try podman - podman kube play --down --force /root/by-runtime.yaml
 fi
+
+# Its hook has replaced the link that configure had made; containers of --gpus would be left without one.
+try package no dpkg --purge ocigpu-nvidia-names
+try docker - docker rm -f hook one
 try package - dpkg --purge ocigpu-nvidia-names
+try docker - ocigpu engine configure docker ${cdi:+"$cdi"}
+try docker - "${restart[@]}"
+try docker - docker run -d --stop-timeout 1 --name hook --gpus all debian sleep infinity

@@ -57,7 +57,7 @@ class Step(NamedTuple):
     name: str
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stopper(session_directory: Path) -> Path:
     """The program that interferes."""
     requirements.require(requirements.root(), requirements.programs("gcc", "runc", "busybox"))
@@ -66,7 +66,7 @@ def stopper(session_directory: Path) -> Path:
     return program
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small_host(session_directory: Path) -> SimulatedHost:
     """A simulated host with two GPUs, which nobody else uses."""
     requirements.require(requirements.root(), requirements.programs("gcc"))
