@@ -13,6 +13,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,14 +86,18 @@ def render(records: list[Record]) -> dict[str, str]:
 
 
 def render_grounds(records: list[Record]) -> str:
-    """Return the table of systems: a row for each run on each ground that a command of this repository can repeat."""
+    """Return the table of systems: a row for each run on each ground that a command of this repository can repeat.
+
+    An engine is named once, whatever ways it was tried in: "Docker 28.5.2, rootless" is one way of "Docker 28.5.2".
+    """
     lines = [
         "| run | system | kernel | Python | runtimes | engines | cases | date |\n",
         "|---|---|---|---|---|---|---|---|\n",
     ]
     for each in records:
         if each["run"] != "by-hand":
-            engines = ", ".join(name for name, _ in each["engines"])
+            names = dict.fromkeys(re.split(", | with ", name)[0] for name, _ in each["engines"])
+            engines = ", ".join(name for name in names if name not in each["runtimes"])
             words = (HOW[each["run"]], each["system"], each["kernel"], each["python"], each["runtimes"], engines)
             lines.append(f"| {' | '.join(words)} | {each['cases']} | {each['date']} |\n")
     return "".join(lines)

@@ -13,7 +13,8 @@ assert specification.loader is not None
 tested = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(tested)
 
-RUN = ["grounds", "trixie", "12", "0", "--system", "Debian 13", "--python", "3.13.5", "--engine", "Docker 26.1.5", "7"]
+RUN = ["grounds", "trixie", "12", "0", "--system", "Debian 13", "--python", "3.13.5", "--runtimes", "runc 1.1.15"]
+RUN += ["--engine", "Docker 26.1.5", "7", "--engine", "Docker 26.1.5, rootless", "2", "--engine", "runc 1.1.15", "3"]
 
 
 def test_the_pages_have_the_tables_of_the_records() -> None:
@@ -38,9 +39,10 @@ def test_a_record_replaces_the_earlier_one_of_its_ground(repository: Path) -> No
         tested.main(run)
     readme, engines = ((repository / name).read_text() for name in tested.TABLES)
     assert readme.count("make test-grounds") == 1
-    assert "| Debian 13 |  | 3.13.5 |  | Docker 26.1.5 | 13 |" in readme
+    assert "| Debian 13 |  | 3.13.5 | runc 1.1.15 | Docker 26.1.5 | 13 |" in readme
     assert "29.0" not in readme
     assert "| Docker 26.1.5 | trixie | `make test-grounds` | 7 |" in engines
+    assert "| Docker 26.1.5, rootless | trixie | `make test-grounds` | 2 |" in engines
     assert "| Docker 29.0 | docker | by hand | 27 |" in engines
     assert readme.startswith("before\n")
     assert readme.endswith("after\n")
