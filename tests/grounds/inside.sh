@@ -260,6 +260,7 @@ if [ -n "$cdi" ] && [ "$(version docker.io | cut -d. -f1)" -lt 28 ]; then
   add_setting /home/newcomer/.config/docker/daemon.json cdi-spec-dirs '["/home/newcomer/.config/cdi"]'
 fi
 try docker-rootless - as-newcomer systemctl --user restart docker
+try docker-rootless - as-newcomer sh -c 'until docker version >/dev/null 2>&1; do sleep 0.2; done' # 20.10 does not tell systemd
 try docker-rootless - as-newcomer docker import /root/debian.tar debian
 try docker-rootless - as-newcomer ocigpu engine test docker
 for way in "${docker_ways[@]}"; do
