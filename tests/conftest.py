@@ -18,6 +18,8 @@ from support import isolation, machine, requirements, workers
 from support.process import wait_for
 
 isolation.isolate()  # before anything is started
+# or gRPC starts threads in each child that is forked once it was used, and setns(2) refuses a process with threads
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 machine.note_mounts()
 
 pytest_plugins = [
