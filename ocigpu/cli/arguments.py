@@ -87,6 +87,8 @@ def parameters_of(function: "Callable[..., Any]", page: "Manual") -> list[Parame
     for position, (name, annotation, default) in enumerate(declared):
         limits = annotation.__metadata__[0] if hasattr(annotation, "__metadata__") else Range()
         kind = getattr(annotation, "__origin__", annotation)  # of Annotated, and of list[str]
+        if limits != Range():
+            kind = getattr(kind, "__args__", (kind,))[0]  # of a number that may be None
         kind = kind if kind in (str, bool, int, float) else list
         if position < len(page.arguments):
             found.append(Parameter(name, (), kind, default, limits, page.arguments[position].metavar))

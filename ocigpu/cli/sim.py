@@ -14,7 +14,7 @@ from ocigpu.core.errors import OcigpuError, printable
 
 def create_command(
     directory: str,
-    gpus: Annotated[int, Range(1, 64)] = 0,
+    gpus: Annotated[int | None, Range(1, 64)] = None,
     model: list[str] | None = None,
     mig: list[str] | None = None,
     driver_version: str = "",
@@ -30,7 +30,7 @@ def create_command(
         _say_without_nodes(os.path.dirname(os.path.abspath(directory)))
     with show.Progress() as progress:
         path = create_host(
-            *(directory, gpus, model or "h100", mig or [], driver_version),
+            *(directory, gpus or 0, model or "h100", mig or [], driver_version),
             driver=driver,
             iommufd=iommufd,
             few=libraries_only,

@@ -100,6 +100,7 @@ def command_lines(draw: st.DrawFn) -> tuple[str, list[str], dict[str, str]]:
 @settings(max_examples=300, deadline=None)
 @given(command_lines())
 @example(("sim create", ["/x", "--gpus", "64"], {}))
+@example(("sim create", ["/x"], {}))
 @example(("plan", ["-e", "A=1", "-eB=2", "--env=C=3"], {}))
 @example(("cdi validate", ["a", "--", "--json"], {}))
 @example(("cdi generate", ["--csv.file", "a", "--devices=0,1"], {"NVIDIA_CTK_QUIET": "yes"}))
