@@ -198,6 +198,45 @@ KINDS = {
 }
 
 
+class StartLdconfig(NamedTuple):
+    """Make ready the process in which ldconfig will run for ``refresh``: it starts while other steps are taken."""
+
+    refresh: RefreshLdCache
+    reason: str = "it is made ready beside other steps"
+
+    def describe(self) -> str:
+        return f"start {self.refresh.describe()}"
+
+
+class FinishLdconfig(NamedTuple):
+    """Wait until the ldconfig of ``refresh``, if one runs, has ended."""
+
+    refresh: RefreshLdCache
+    reason: str = "the cache is complete before the plan goes on"
+
+    def describe(self) -> str:
+        return f"finish {self.refresh.describe()}"
+
+
+if TYPE_CHECKING:
+    Step: TypeAlias = Action | StartLdconfig | FinishLdconfig
+
+STEPS = {**KINDS, StartLdconfig: "start-ldconfig", FinishLdconfig: "finish-ldconfig"}
+"""Words for the steps of :meth:`Plan.steps`."""
+
+
+def _concerns_ldconfig(action: "Action") -> bool:
+    """Tell whether ldconfig may look at what an action makes: its settings, directories, and names with ".so" in them.
+
+    The latter are all that it looks at in a directory (glibc, elf/ldconfig.c); a link may lead to one, and a mode close
+    one to it.  /proc, /sys and /dev are hidden from it.
+    """
+    path = getattr(action, "container_path", "/dev/")
+    directory = isinstance(action, Bind) and action.kind == "directory"
+    of_interest = ".so" in path or directory or isinstance(action, (Link, Mode, TextFile))
+    return of_interest and not path.startswith(("/proc/", "/sys/", "/dev/"))
+
+
 class Plan(NamedTuple):
     """What will be done for one container, in order: ``actions`` are the :attr:`base` and all ``parts`` together.
 
@@ -229,6 +268,27 @@ class Plan(NamedTuple):
         there = {action for device in had for action in self.parts.get(device, ())}
         new = dict.fromkeys(action for device in devices for action in self.parts.get(device, ()))
         return [action for action in new if action not in there]
+
+    def steps(self) -> "list[Step]":
+        """Return what a process in the container does, in order; device rules and groups are set from outside.
+
+        ldconfig takes longest, so each run of it goes on beside the actions before it in the plan that it does not look
+        at.  It has ended before the actions after it, and before another one starts: it is killed with its process.
+        """
+        done: "list[Step]" = []
+        before: "list[Action]" = []
+        for action in self.actions:
+            if isinstance(action, RefreshLdCache):
+                if not action.entries:  # else it runs only where they cannot be merged
+                    done.append(StartLdconfig(action))
+                done += [one for one in before if _concerns_ldconfig(one)]
+                done.append(action)
+                done += [one for one in before if not _concerns_ldconfig(one)]
+                done.append(FinishLdconfig(action))
+                before = []
+            elif not isinstance(action, (AllowDevice, JoinGroup)):
+                before.append(action)
+        return [*done, *before]
 
     def device_rules(self) -> tuple[AllowDevice, ...]:
         """Return the device cgroup rules of the plan."""

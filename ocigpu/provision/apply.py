@@ -1,7 +1,7 @@
 """Carry out a plan in a container: everything or nothing.
 
-Two processes.  The parent stays in the host's namespaces; the worker it forks joins the container's and does one
-action after the other (:func:`carry_out`), noting each effect in shared memory before it happens.  Meanwhile the
+Two processes.  The parent stays in the host's namespaces; the worker it forks joins the container's and takes one
+step after the other (:func:`carry_out`), noting each effect in shared memory before it happens.  Meanwhile the
 parent changes the device cgroup; when the worker is done the parent answers; only then is it all final.
 
 * A step fails: the worker undoes everything and reports why.
@@ -19,22 +19,14 @@ import sys
 import time
 
 from ocigpu.core import rawjson
-from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Mode, Node, RefreshLdCache, TextFile
+from ocigpu.core.actions import AllowDevice, Bind, Node, RefreshLdCache, TextFile
 from ocigpu.core.errors import ApplyError, OcigpuError
 from ocigpu.core.record import NamedTuple
 from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import LiveContainer, join, open_container, open_here, open_root, use_owner_ids
 from ocigpu.provision.journal import Journal
 from ocigpu.provision.mounts import enter_own_proc, read_host_devices, take_source
-from ocigpu.provision.operations import (
-    Supplies,
-    Transaction,
-    finish_ldconfig,
-    lock_ldconfig,
-    make_root_writable,
-    start_ldconfig,
-    stop_ldconfig,
-)
+from ocigpu.provision.operations import Supplies, Transaction, lock_ldconfig, make_root_writable, stop_ldconfig
 from ocigpu.provision.worker import COMMIT, UNDO_SECONDS, Worker, describe, tell
 from ocigpu.system import libc
 from ocigpu.system.log import get_trace, mark, step
@@ -319,42 +311,13 @@ def _stop_imports() -> None:
     sys.meta_path.clear()
 
 
-def _concerns_ldconfig(action: "Any") -> bool:
-    """Tell whether ldconfig may look at what an action makes: its settings, directories, and names with ".so" in them.
-
-    The latter are all that it looks at in a directory (glibc, elf/ldconfig.c); a link may lead to one, and a mode close
-    one to it.  /proc, /sys and /dev are hidden from it.
-    """
-    path = getattr(action, "container_path", "/dev/")
-    directory = isinstance(action, Bind) and action.kind == "directory"
-    of_interest = ".so" in path or directory or isinstance(action, (Link, Mode, TextFile))
-    return of_interest and not path.startswith(("/proc/", "/sys/", "/dev/"))
-
-
 def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) -> None:
-    """Do all actions; on success wait for the parent's word, on failure undo and report."""
+    """Take all steps; on success wait for the parent's word, on failure undo and report."""
     journal, failure = transaction.journal, None
     try:
         if transaction.container is not None and transaction.container.here:
             make_root_writable(transaction)
-        refresh = next((action for action in plan.actions if isinstance(action, RefreshLdCache)), None)
-        if refresh and not refresh.entries:
-            with step("start-ldconfig"):
-                start_ldconfig(transaction, refresh)
-        # the others are the parent's, and config.json's
-        actions = [action for action in plan.actions if not isinstance(action, (AllowDevice, JoinGroup))]
-        before = actions[: actions.index(refresh)] if refresh else []
-        for action in filter(_concerns_ldconfig, before):
-            transaction.do(action)
-        if refresh:
-            transaction.do(refresh)
-        for action in before:
-            if not _concerns_ldconfig(action):  # while ldconfig runs
-                transaction.do(action)
-        if transaction.ldconfig:
-            with step("finish-ldconfig"):
-                finish_ldconfig(transaction)
-        for action in actions[len(before) + bool(refresh) :]:
+        for action in plan.steps():
             transaction.do(action)
         tell(up_fd, {"done": transaction.notes})
         if os.read(down_fd, 1) == COMMIT:

@@ -22,7 +22,7 @@ import fcntl
 import os
 import stat
 
-from ocigpu.core.actions import Bind, Link, Mode, Node, RefreshLdCache, TextFile, Tmpfs
+from ocigpu.core.actions import Bind, FinishLdconfig, Link, Mode, Node, RefreshLdCache, StartLdconfig, TextFile, Tmpfs
 from ocigpu.core.errors import MAKE_NODES, ApplyError, cause, quoted
 from ocigpu.core.record import NamedTuple
 from ocigpu.provision import files, mounts
@@ -125,9 +125,9 @@ class Transaction:
         self.uid, self.gid = (0, 0) if container is None or inside else (container.uid, container.gid)
 
     def do(self, action: "Any") -> None:
-        """Carry out one action.  Raises ApplyError naming the action, the call that failed, and the cause."""
+        """Take one step of a plan.  Raises ApplyError naming the step, the call that failed, and the cause."""
         operation = OPERATIONS[type(action)]
-        assert operation.do is not None, "an action of a plan"
+        assert operation.do is not None, "a step of a plan"
         begun = len(self.journal.entries)
         with step(action):
             try:
@@ -154,8 +154,10 @@ class Transaction:
             try:
                 if shared and _UNDO[entry["do"]].lasting and not self._is_private(entry):
                     continue
+                undo = _UNDO[entry["do"]].undo
+                assert undo is not None, "what has a word in the journal"
                 with step(f"undo-{entry['do']}", entry["path"]):
-                    _UNDO[entry["do"]].undo(self, entry)
+                    undo(self, entry)
             except FileNotFoundError:  # the effect never came, or is undone already
                 pass
             except OSError as error:
@@ -674,14 +676,15 @@ def make_root_read_only(transaction: Transaction, entry: "Entry") -> None:
 # -- the loader's cache ------------------------------------------------------------------------------------------
 
 
-def start_ldconfig(transaction: Transaction, action: RefreshLdCache) -> None:
-    """Make ready what the next refresh of the loader's cache will run in: that takes a while, on another core."""
+def start_ldconfig(transaction: Transaction, action: StartLdconfig) -> None:
+    """Make ready what a refresh of the loader's cache will run in: that takes a while, on another core."""
     from ocigpu.provision import ldconfig  # loaded by the parent: nothing is imported in here
 
     if transaction.supplies.ldconfig_fd >= 0:
         uid, gid = transaction.uid, transaction.gid
         with opened(lock_ldconfig(transaction, fcntl.LOCK_SH)) as fd:
-            transaction.ldconfig = ldconfig.start_ldconfig(fd, transaction.root_fd, action.directories, uid, gid)
+            directories = action.refresh.directories
+            transaction.ldconfig = ldconfig.start_ldconfig(fd, transaction.root_fd, directories, uid, gid)
 
 
 def lock_ldconfig(transaction: Transaction, kind: int = fcntl.LOCK_EX) -> int:
@@ -729,12 +732,12 @@ def _refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
     transaction.note("draft", LD_CACHE_DRAFT)
     transaction.note("cache", LD_CACHE, temp=draft_name(), **kept)
     if transaction.ldconfig is None:
-        start_ldconfig(transaction, action)
+        start_ldconfig(transaction, StartLdconfig(action))
     if transaction.ldconfig:
         transaction.ldconfig.go()
 
 
-def finish_ldconfig(transaction: Transaction) -> None:
+def finish_ldconfig(transaction: Transaction, _: FinishLdconfig) -> None:
     """Wait for the ldconfig of :func:`refresh_ld_cache`; what one that failed has left, on a full disk say, goes."""
     started, transaction.ldconfig = transaction.ldconfig, None
     if started and (warning := started.finish()):
@@ -803,13 +806,13 @@ def restore_ld_cache(transaction: Transaction, entry: "Entry") -> None:
 class Operation(NamedTuple):
     """How something is done, and undone.
 
-    ``word``: its name in the journal.  ``do``: None for what others are made of.  ``code``: of what goes wrong.
-    ``lasting``: it stays where another container has the same root directory.
+    ``word``: its name in the journal, "" for what notes nothing.  ``do``: None for what others are made of.  ``code``:
+    of what goes wrong.  ``lasting``: it stays where another container has the same root directory.
     """
 
     word: str
     do: "Callable[[Transaction, Any], None] | None"
-    undo: "Callable[[Transaction, Entry], None]"
+    undo: "Callable[[Transaction, Entry], None] | None"
     code: str = "OCIGPU-MNT-1"
     lasting: bool = True
 
@@ -821,12 +824,14 @@ OPERATIONS: "dict[Any, Operation]" = {
     Link: Operation("link", make_link, remove_link, "OCIGPU-MNT-3"),
     TextFile: Operation("text", write_text, restore_text),
     Mode: Operation("mode", set_mode, restore_mode),
+    StartLdconfig: Operation("", start_ldconfig, None, "OCIGPU-LD-1"),
     RefreshLdCache: Operation("cache", refresh_ld_cache, restore_ld_cache, "OCIGPU-LD-1"),
+    FinishLdconfig: Operation("", finish_ldconfig, None, "OCIGPU-LD-1"),
     "directory": Operation("mkdir", None, remove_made),
     "file": Operation("file", None, remove_made),
     "draft": Operation("draft", None, remove_made, lasting=False),
     "link in the way": Operation("unlink", None, restore_link),
     "root": Operation("writable", None, make_root_read_only, lasting=False),
 }
-"""By the actions of a plan, and what these are made of."""
+"""By the steps of a plan, and what these are made of."""
 _UNDO = {operation.word: operation for operation in OPERATIONS.values()}

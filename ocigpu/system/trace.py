@@ -120,14 +120,14 @@ def _text(value: object) -> str:
 
 
 def _describe(what: "Any") -> "dict[str, str]":
-    """Return the fields of an action of a plan, or of (action, path, reason), of which the last may be missing."""
+    """Return the fields of a step of a plan, or of (action, path, reason), of which the last may be missing."""
     if type(what) is tuple:
         action, path, reason = (*what, "", "")[:3]
         return {"action": action, "path": _text(path), "reason": _text(reason)}
-    from ocigpu.core.actions import KINDS
+    from ocigpu.core.actions import STEPS
 
     return {
-        "action": KINDS[type(what)],
+        "action": STEPS[type(what)],
         "path": _text(
             getattr(what, "container_path", "") or (what.node.container_path if hasattr(what, "node") else "")
         ),

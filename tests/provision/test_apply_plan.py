@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,9 +27,19 @@ from provision_lab import (
 )
 from support import machine
 
-from ocigpu.core.actions import AllowDevice, Bind, Link, Mode, Plan, RefreshLdCache, TextFile
+from ocigpu.core.actions import (
+    AllowDevice,
+    Bind,
+    FinishLdconfig,
+    Link,
+    Mode,
+    Plan,
+    RefreshLdCache,
+    StartLdconfig,
+    TextFile,
+)
 from ocigpu.core.errors import ApplyError
-from ocigpu.provision import apply, ldconfig, operations, worker
+from ocigpu.provision import apply, fence, ldconfig, operations, worker
 from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
@@ -372,6 +381,29 @@ WORKERS: list[int] = []
 REPOSITORY = Path(__file__).parents[2]
 
 
+def test_every_ldconfig_of_a_plan_has_ended_with_the_work(host: Path, rootfs: Path) -> None:
+    """The worker's end kills one that still runs: without a cache, or with its draft beside the old one."""
+
+    def slowly() -> None:
+        install = fence.install_filter
+
+        def install_later(code: bytes) -> None:
+            time.sleep(0.3)
+            install(code)
+
+        fence.install_filter = install_later
+
+    late = (
+        Bind("/bin/true", "/opt/late/liblate.so.1", ("ro",), "any ELF file"),
+        RefreshLdCache(LDCONFIG, ("/usr/lib64", "/opt/late"), "once more"),
+    )
+    plan = plan_with_cache(host)
+    with Lab(rootfs) as lab:
+        assert lab.provision(plan._replace(actions=(*plan.actions, *late)), slowly) == ([], "", "")
+    assert sorted(os.listdir(rootfs / "etc")) == ["ld.so.cache"]
+    assert b"/opt/late/liblate.so.1\0" in (rootfs / "etc/ld.so.cache").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("action", "before"),
     [
@@ -386,19 +418,23 @@ REPOSITORY = Path(__file__).parents[2]
     ],
     ids=lambda value: value.describe() if hasattr(value, "describe") else str(value),
 )
-def test_what_ldconfig_looks_at_is_there_before_it_runs(
-    action: Any, before: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ldconfig_looks_at_is_there_before_it_runs(action: Any, before: bool) -> None:
     """A link may lead to a directory of libraries, and a mode may close one to it."""
-    order: list[Any] = []
     refresh = RefreshLdCache("", ("/usr/lib/one",), "")
-    transaction: Any = SimpleNamespace(
-        container=None, ldconfig=None, notes=[], journal=SimpleNamespace(entries=[]), do=order.append, undo=lambda _: []
-    )
-    monkeypatch.setattr(apply, "start_ldconfig", lambda *_: None)
-    up, down = os.pipe(), os.pipe()
-    os.write(down[1], worker.COMMIT)
-    apply.carry_out(Plan((action, refresh)), transaction, up[1], down[0])
-    for fd in (*up, *down):
-        os.close(fd)
-    assert order == ([action, refresh] if before else [refresh, action])
+    order = [action, refresh] if before else [refresh, action]
+    plan = Plan((AllowDevice(195, 0, "rw", ""), action, refresh))
+    assert plan.steps() == [StartLdconfig(refresh), *order, FinishLdconfig(refresh)]
+
+
+def test_an_ldconfig_has_ended_before_what_comes_after_it() -> None:
+    first, second = (RefreshLdCache("", (name,), "") for name in ("/one", "/two"))
+    beside, library = Bind("/a", "/usr/bin/a", (), ""), Bind("/b", "/usr/lib/b.so", (), "")
+    last = Bind("/c", "/usr/bin/c", (), "")
+    assert Plan((beside, library, first, beside, library, second, last)).steps() == [
+        *(StartLdconfig(first), library, first, beside, FinishLdconfig(first)),
+        *(StartLdconfig(second), library, second, beside, FinishLdconfig(second)),
+        last,
+    ]
+    merged = first._replace(entries=(("b.so", "/usr/lib/b.so", 64),))
+    assert Plan((merged, last)).steps() == [merged, FinishLdconfig(merged), last]
+    assert Plan((last,)).steps() == [last]
