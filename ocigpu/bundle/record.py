@@ -135,12 +135,13 @@ class Record:
 def _undo(root_fd: int, entries: "list[Entry]", backup_fd: int) -> None:
     """Undo entries, as a worker does; where another container has this root directory, what is made in it stays."""
     from ocigpu.provision.journal import Journal
-    from ocigpu.provision.operations import Supplies, Transaction
+    from ocigpu.provision.operations import undo
+    from ocigpu.provision.operations.transaction import Supplies, Transaction
 
     here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.chdir("/proc/self")
-        Transaction(root_fd, Journal(), Supplies(False, {}, backup_fd=backup_fd)).undo(entries)
+        undo(Transaction(root_fd, Journal(), Supplies(False, {}, backup_fd=backup_fd)), entries)
     finally:
         os.fchdir(here)
         os.close(here)

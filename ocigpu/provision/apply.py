@@ -26,7 +26,10 @@ from ocigpu.provision.cgroups import apply_device_rules
 from ocigpu.provision.container import LiveContainer, join, open_container, open_here, open_root, use_owner_ids
 from ocigpu.provision.journal import Journal
 from ocigpu.provision.mounts import enter_own_proc, read_host_devices, take_source
-from ocigpu.provision.operations import Supplies, Transaction, lock_ldconfig, make_root_writable, stop_ldconfig
+from ocigpu.provision.operations import take, undo
+from ocigpu.provision.operations.ldconfig import lock_ldconfig, stop_ldconfig
+from ocigpu.provision.operations.mounts import make_root_writable
+from ocigpu.provision.operations.transaction import Supplies, Transaction
 from ocigpu.provision.worker import COMMIT, UNDO_SECONDS, Worker, describe, tell
 from ocigpu.system import libc
 from ocigpu.system.log import get_trace, mark, step
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
 
     from ocigpu.core.actions import Plan
     from ocigpu.core.settings import Settings
-    from ocigpu.provision.operations import Sources
+    from ocigpu.provision.operations.transaction import Sources
 
 _FORCE_MOUNT2 = False
 """Use mount(2) even where the newer calls work: for tests of old kernels' way."""
@@ -271,7 +274,7 @@ def _abandon(worker: Worker, undo_rules: "Callable[[], None] | None", container:
             transaction = _enter(container, journal, supplies, why="to undo what a killed worker had begun")
             if supplies.ldconfig_fd >= 0:
                 lock_ldconfig(transaction)  # its ldconfig, which is killed with it, writes nothing any more then
-            tell(up_fd, {"left": transaction.undo(journal.read())})
+            tell(up_fd, {"left": undo(transaction, journal.read())})
 
         undone = Worker(recover, journal, supplies).give_up(max(UNDO_SECONDS, end - time.monotonic()))
     left += undone if undone is not None else ["the worker was killed again"]
@@ -318,11 +321,11 @@ def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) 
         if transaction.container is not None and transaction.container.here:
             make_root_writable(transaction)
         for action in plan.steps():
-            transaction.do(action)
+            take(transaction, action)
         tell(up_fd, {"done": transaction.notes})
         if os.read(down_fd, 1) == COMMIT:
             kept = [entry for entry in journal.entries if entry["do"] == "writable"]
-            for problem in transaction.undo(kept):
+            for problem in undo(transaction, kept):
                 raise ApplyError("OCIGPU-MNT-1", f"make the container's root read-only again: {problem}")
             mark("commit")
             tell(up_fd, {"committed": True})
@@ -330,5 +333,5 @@ def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) 
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
         failure = describe(error)
     stop_ldconfig(transaction)  # else it would write its cache after the image's was put back
-    left = transaction.undo(journal.entries)
+    left = undo(transaction, journal.entries)
     tell(up_fd, {"error": failure, "left": left} if failure else {"left": left})

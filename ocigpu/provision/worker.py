@@ -11,7 +11,7 @@ import select
 from ocigpu.core import rawjson
 from ocigpu.core.errors import ApplyError, as_own_error
 from ocigpu.provision.journal import Journal
-from ocigpu.provision.operations import Supplies
+from ocigpu.provision.operations.transaction import Supplies
 from ocigpu.system import signals
 from ocigpu.system.log import current_step, follow_steps, get_trace
 from ocigpu.system.signals import children, reap

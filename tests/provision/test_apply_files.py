@@ -12,7 +12,7 @@ from provision_lab import Lab, fail_at, host_mounts, make_rootfs, old_kernel, sn
 from support.products import one_in
 
 from ocigpu.core.actions import Bind, Mode, Plan, TextFile
-from ocigpu.provision.operations import MAX_TEXT
+from ocigpu.provision.operations.files import MAX_TEXT
 from ocigpu.system import libc
 
 pytestmark = pytest.mark.root

@@ -39,7 +39,7 @@ from ocigpu.core.actions import (
     TextFile,
 )
 from ocigpu.core.errors import ApplyError
-from ocigpu.provision import apply, fence, ldconfig, operations, worker
+from ocigpu.provision import apply, fence, ldconfig, worker
 from ocigpu.system import libc
 
 pytestmark = pytest.mark.root
@@ -219,15 +219,15 @@ def test_every_failure_leaves_the_container_as_it_was(
 @pytest.mark.parametrize("how", ["raise", "kill worker"])
 def test_on_a_busy_machine_undoing_has_the_time_of_the_start(how: str, host: Path, rootfs: Path) -> None:
     """A step back that takes more than a second, as where many processes want the processor, is not given up."""
-    tree, step_back = snapshot(rootfs), operations.Transaction.undo
+    tree, step_back = snapshot(rootfs), apply.undo
 
-    def slowly(self: operations.Transaction, entries: Any) -> list[str]:
+    def slowly(transaction: Any, entries: Any) -> list[str]:
         time.sleep(apply.UNDO_SECONDS * 1.2)
-        return step_back(self, entries)
+        return step_back(transaction, entries)
 
     def prepare() -> None:
         fail_at(6, how)()
-        operations.Transaction.undo = slowly  # type: ignore[method-assign]
+        apply.undo = slowly
 
     with Lab(rootfs) as lab:
         mounts = lab.mounts()

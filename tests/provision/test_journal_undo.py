@@ -10,7 +10,8 @@ from provision_lab import Tree, snapshot
 
 from ocigpu.provision import journal, mounts
 from ocigpu.provision.journal import Journal
-from ocigpu.provision.operations import Supplies, Transaction
+from ocigpu.provision.operations import undo
+from ocigpu.provision.operations.transaction import Supplies, Transaction
 from ocigpu.system.paths import opened
 
 Entry = dict[str, Any]
@@ -62,9 +63,9 @@ def undo_twice(entries: list[Entry], root: Path) -> Tree:
     fd, backup_fd = os.open(root, os.O_PATH), os.memfd_create("backup")
     transaction = Transaction(fd, Journal(), Supplies(True, {}, backup_fd=backup_fd))
     try:
-        assert transaction.undo(entries) == []
+        assert undo(transaction, entries) == []
         tree = snapshot(root)
-        assert transaction.undo(entries) == []
+        assert undo(transaction, entries) == []
         assert snapshot(root) == tree
         return tree
     finally:
@@ -128,7 +129,7 @@ def test_what_cannot_be_undone_is_told_and_the_rest_is_undone(root: Path) -> Non
     entries: list[Entry] = [{"do": "mkdir", "path": "/made"}, {"do": "mkdir", "path": "/kept"}]
     fd = os.open(root, os.O_PATH)
     try:
-        assert Transaction(fd, Journal(), Supplies(True, {})).undo(entries) == ["rmdir /kept: Directory not empty"]
+        assert undo(Transaction(fd, Journal(), Supplies(True, {})), entries) == ["rmdir /kept: Directory not empty"]
     finally:
         os.close(fd)
     assert not (root / "made").exists()
