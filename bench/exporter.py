@@ -21,14 +21,15 @@ from functools import partial
 from pathlib import Path
 
 from bench.output import Output, milliseconds
-from ocigpu.kubernetes.exporter.collectors import DEFAULTS
-from ocigpu.kubernetes.exporter.exposition import Picture, render
-from ocigpu.kubernetes.exporter.options import ExporterOptions
-from ocigpu.kubernetes.exporter.owners import WHOLE, Owner
-from ocigpu.kubernetes.exporter.sample import Sample
-from ocigpu.kubernetes.exporter.sampler import Orders, Sampler
-from ocigpu.kubernetes.exporter.web import make_page
+from ocigpu.exporter.collectors import DEFAULTS
+from ocigpu.exporter.exposition import Picture, render
+from ocigpu.exporter.options import ExporterOptions
+from ocigpu.exporter.owners import WHOLE
+from ocigpu.exporter.sample import Sample
+from ocigpu.exporter.sampler import Orders, Sampler
+from ocigpu.kubernetes.cluster.owners import Owner
 from ocigpu.sim.create import create_host
+from ocigpu.system.pages import make_page
 from ocigpu.system.settings_file import read_settings
 
 GPUS = (8, 64)

@@ -38,8 +38,8 @@ def write(path: str, text: str) -> None:
 
 def walk(name: str = "") -> Iterator[tuple]:
     """Yield (path, page, paths below) of the program, its groups and its commands, each after the one above it."""
-    from ocigpu.cli.main import COMMANDS
-    from ocigpu.cli.manual import ROOT, read_page, words_below
+    from ocigpu.cli.front.main import COMMANDS
+    from ocigpu.cli.front.manual import ROOT, read_page, words_below
 
     below = [f"{name} {word}".strip() for word in words_below(name, COMMANDS)]
     yield f"{ROOT} {name}".rstrip(), read_page(name or ROOT), [f"{ROOT} {child}" for child in below]
@@ -63,7 +63,7 @@ def tables_of(page) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 def make_docs() -> dict[str, str]:
     """Return the text of each page of docs/ that is made of the program, by its name."""
-    from ocigpu.cli import explain
+    from ocigpu.cli.containers import explain
     from ocigpu.doctor import messages, report
 
     return {
@@ -117,10 +117,10 @@ def render_metrics() -> str:
     """Return the text beside the exporter's modules, filled in with the tables."""
     from importlib.resources import files
 
-    from ocigpu.kubernetes.exporter.metrics import METRICS, NOT_FROM_NVML
-    from ocigpu.kubernetes.exporter.options import OPTIONS, REFUSED
-    from ocigpu.kubernetes.options import ANYTHING
-    from ocigpu.kubernetes.tenants import metrics as leases
+    from ocigpu.exporter.metrics import METRICS, NOT_FROM_NVML
+    from ocigpu.exporter.options import OPTIONS, REFUSED
+    from ocigpu.kubernetes.leases import metrics as leases
+    from ocigpu.system.options import ANYTHING
 
     def row(option, text: str) -> tuple[str, ...]:
         flags = ", ".join(f"`{'-' if len(name) < 3 else '--'}{name}`" for name in option.flags)
@@ -134,7 +134,7 @@ def render_metrics() -> str:
         "refused": [row(option, option.refused) for option in REFUSED if option.harmless != ANYTHING],
         "ignored": [row(option, option.refused) for option in REFUSED if option.harmless == ANYTHING],
     }
-    text = files("ocigpu.kubernetes.exporter").joinpath("metrics.md").read_text(encoding="utf-8")
+    text = files("ocigpu.exporter").joinpath("metrics.md").read_text(encoding="utf-8")
     for name, rows in tables.items():
         text = text.replace(f"{{{name}}}", "\n".join(f"| {' | '.join(cells)} |" for cells in rows))
     return text
@@ -145,7 +145,7 @@ def render_metrics() -> str:
 
 def make_completion(shell: str) -> str:
     """Return the script of a shell, marked; "#compdef" has to be the first line."""
-    from ocigpu.cli.complete import render_script
+    from ocigpu.cli.front.complete import render_script
 
     first, newline, rest = render_script(shell).partition("\n")
     mark = f"# {MARK}\n"
@@ -165,7 +165,7 @@ def make_page(path: str, page, below: list[str]) -> str:
     ]
     for title, rows in tables_of(page):
         parts.append(f".SH {title.upper()}\n" + "\n".join(f".TP\n{bold(term)}\n{roff(text)}" for term, text in rows))
-    from ocigpu.cli.manual import read_page
+    from ocigpu.cli.front.manual import read_page
 
     rows = [(child.replace(" ", "-"), read_page(child.partition(" ")[2]).short) for child in below]
     if rows:

@@ -197,9 +197,9 @@ more=''
 [ -z "$stage" ] || [ -z "$prefix" ] || more=", \"$home/kubernetes\""
 # No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
 image=$(sed -n '/^try:$/,/^except/p' "$here/ocigpu-runtime.sh") # what these share with a start is read as there
-for name in ocigpu:cli.main ocigpu-container-cli:entry.container_cli.main; do
+for name in ocigpu:cli.front.main ocigpu-container-cli:entry.container_cli.main; do
   alias='' # what the name of its link says
-  [ "$name" != ocigpu:cli.main ] || alias='[ "${0##*/}" != nvidia-ctk ] || set -- nvidia-ctk "$@"'
+  [ "$name" != ocigpu:cli.front.main ] || alias='[ "${0##*/}" != nvidia-ctk ] || set -- nvidia-ctk "$@"'
   write "${name%%:*}" <<END
 #!/bin/sh
 # ${name%%:*}: written by packaging/install.sh

@@ -30,8 +30,8 @@ from tenancy_lab import install, make_controller, settle, tenancy  # noqa: E402
 
 from ocigpu.gpus.tree import find_roots  # noqa: E402
 from ocigpu.gpus.vfio.identity import TABLE, GpuModule, write_table  # noqa: E402
-from ocigpu.kubernetes.tenants.journal import LeaseJournal  # noqa: E402
-from ocigpu.kubernetes.tenants.lease import Lease  # noqa: E402
+from ocigpu.kubernetes.leases.journal import LeaseJournal  # noqa: E402
+from ocigpu.kubernetes.leases.lease import Lease  # noqa: E402
 from ocigpu.sim.create import create_host  # noqa: E402
 from ocigpu.sim.fabric import SimulatedManager  # noqa: E402
 from ocigpu.system.settings_file import read_settings  # noqa: E402
@@ -69,7 +69,7 @@ class Node:
 
     def ocigpu(self, *words: str) -> str:
         """Run a command and return what it prints."""
-        command = [sys.executable, "-m", "ocigpu.cli.main", *words]
+        command = [sys.executable, "-m", "ocigpu.cli.front.main", *words]
         found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if found.returncode not in (0, 1):
             raise SystemExit(f"{' '.join(words)}: status {found.returncode}")
@@ -142,13 +142,13 @@ def start_node(node: Node, cluster: Cluster) -> Kubelet:
     show(node.ocigpu("firmware", "record", baseline, *where))
     show(node.ocigpu("firmware", "approve", baseline, "--by", "Ada Lovelace"))
     words = ("firmware", "check", "--baseline", baseline, "--table", node.table, *where, "--config", str(node.settings))
-    check = " ".join((sys.executable, "-m", "ocigpu.cli.main", *words))
+    check = " ".join((sys.executable, "-m", "ocigpu.cli.front.main", *words))
     kubelet = Kubelet(node.directory / "kubelet")
     node._stack.callback(kubelet.close)
     pods = str(node.directory / "pods.sock")
     kubelet.serve_pods(pods)
     kubelet.add_resident("ocigpu/agent")
-    main = (sys.executable, "-m", "ocigpu.cli.main")
+    main = (sys.executable, "-m", "ocigpu.cli.front.main")
     socket = f"--kubelet-socket={node.directory}/kubelet/kubelet.sock"
     leases = ("--device-discovery-strategy=vfio", f"--lease-journal={node.leases}", f"--fabric-address={MANAGER}")
     node.start("device-plugin", *main, "device-plugin", "--config", str(node.settings), socket, *leases)

@@ -37,9 +37,8 @@ until docker version >/dev/null 2>&1; do kill -0 $!; sleep 0.1; done
 def test_simulated_gpus_need_no_compiler(packages: Path, tmp_path: Path) -> None:
     run(["dpkg-deb", "--extract", next(packages.glob("ocigpu_*.deb")), tmp_path])
     (library,) = tmp_path.glob("usr/lib/ocigpu/package/*/library")
-    start = (
-        "import sys; sys.path[:0] = sys.argv[1:3]; del sys.argv[1:3]\nimport ocigpu.cli.main as m; sys.exit(m.main())"
-    )
+    start = "import sys; sys.path[:0] = sys.argv[1:3]; del sys.argv[1:3]\n"
+    start += "import ocigpu.cli.front.main as m; sys.exit(m.main())"
     python = [sys.executable, "-I", "-S", "-c", start, library, library / "vendor"]
     words = ["sim", "exec", "--gpus", "2", "--model", "l4", "--", "nvidia-smi", "-L"]
     listed = run([*python, *words], env={"PATH": "/nowhere"}).stdout.splitlines()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.engine_roots import CONTAINERD, PATHS, RUNTIME, V2, configure, make_host, put, read, remove, snapshot
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines import configure as module
 from ocigpu.engines.status import read_engine_status

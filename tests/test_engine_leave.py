@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.engine_roots import configure, make_host, put, snapshot
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 
 DAEMON = '{\n  "log-driver": "journald"\n}\n'
 TASK = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/0123456789abcdef/runtime"

@@ -157,7 +157,7 @@ def test_units_start_the_commands_of_the_package(debian: ScratchMachine) -> None
 
 
 def test_every_command_and_every_command_below_it_has_a_man_page(debian: ScratchMachine) -> None:
-    from ocigpu.cli.main import COMMANDS
+    from ocigpu.cli.front.main import COMMANDS
 
     names = {"-".join(["ocigpu", *name.split()[:depth]]) for name in COMMANDS for depth in range(4)}
     pages = {path.name for path in (debian.root / "usr/share/man/man1").glob("ocigpu*")}

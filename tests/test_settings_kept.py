@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from ocigpu.cli.common import load_settings
+from ocigpu.cli.front.common import load_settings
 from ocigpu.core.errors import SettingsError
 from ocigpu.core.settings import KEYS, Key, Settings
 from ocigpu.core.toml import toml_value

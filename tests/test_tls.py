@@ -91,4 +91,4 @@ def test_contexts_of_clients_are_made_in_one_place() -> None:
         for path in PACKAGE.rglob("*.py")
         if any(maker in path.read_text() for maker in makers)
     }
-    assert found == {"system/tls.py", "kubernetes/client.py"}, "ocigpu.system.tls makes them"
+    assert found == {"system/tls.py", "kubernetes/cluster/client.py"}, "ocigpu.system.tls makes them"

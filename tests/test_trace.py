@@ -18,8 +18,16 @@ from typing import Any
 import pytest
 from support import requirements
 
-from ocigpu.cli.main import main
-from ocigpu.cli.trace import Start, find_outcome, find_phases, find_slowest, group_steps, parse_step, read_starts
+from ocigpu.cli.containers.trace import (
+    Start,
+    find_outcome,
+    find_phases,
+    find_slowest,
+    group_steps,
+    parse_step,
+    read_starts,
+)
+from ocigpu.cli.front.main import main
 from ocigpu.core.actions import Bind, Node
 from ocigpu.core.errors import ApplyError
 from ocigpu.core.facts import DeviceNode
@@ -401,7 +409,7 @@ def read_terminal(screen: FileIO) -> bytes:
 def test_a_terminal_gets_bars(file: Path) -> None:
     main_fd, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
-    command = [sys.executable, "-m", "ocigpu.cli.main", "trace", str(file), "--container", "c"]
+    command = [sys.executable, "-m", "ocigpu.cli.front.main", "trace", str(file), "--container", "c"]
     process = subprocess.Popen(command, stdout=terminal, env={**os.environ, "TERM": "xterm", "COLUMNS": "160"})
     os.close(terminal)
     with open(main_fd, "rb", buffering=0) as screen:

@@ -11,8 +11,8 @@ import pytest
 from support.product import PROGRAMS, REPOSITORY
 
 from ocigpu.cdi.write import DEFAULT_OUTPUT
-from ocigpu.cli.main import main
-from ocigpu.kubernetes.mig_node import BOOT_FILE
+from ocigpu.cli.front.main import main
+from ocigpu.kubernetes.mig.node import BOOT_FILE
 
 UNITS = sorted((REPOSITORY / "packaging/systemd").iterdir())
 MIG = REPOSITORY / "packaging/systemd/ocigpu-mig.service"

@@ -2,6 +2,6 @@
 
 import sys
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 
 sys.exit(main())

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from ocigpu import __version__
-from ocigpu.cli import show
+from ocigpu.cli.front import show
 
 PROGRAMS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
 UNITS = ("ocigpu-cdi-refresh.path", "ocigpu-cdi-refresh.service", "ocigpu-watch.service", "ocigpu-repair.service")
@@ -15,7 +15,7 @@ SECONDS = 3
 
 
 def help_command(command: list[str] | None = None) -> int:
-    from ocigpu.cli.main import main
+    from ocigpu.cli.front.main import main
 
     return main([*(command or []), "--help"])
 
@@ -32,8 +32,8 @@ def _version() -> dict[str, str]:
 
 def status_command(config: str = "") -> "show.Answer":
     from ocigpu.cdi.registry import read_registry
-    from ocigpu.cli.cdi import file_state
-    from ocigpu.cli.common import load_settings, own_program
+    from ocigpu.cli.cdi.files import file_state
+    from ocigpu.cli.front.common import load_settings, own_program
     from ocigpu.core.errors import HostError
     from ocigpu.core.facts import HostFacts, to_data
     from ocigpu.engines.status import read_engine_status

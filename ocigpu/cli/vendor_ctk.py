@@ -17,8 +17,8 @@ from ocigpu.core import rawjson
 from ocigpu.core.errors import OcigpuError, OsErrorAs, SettingsError, UsageError, printable, quoted
 from ocigpu.core.tokens import FALSE_WORDS, TRUE_WORDS
 from ocigpu.engines.places import DAEMON_PATH, find_program
-from ocigpu.kubernetes.options import find_values, read_flags, read_table
 from ocigpu.system.log import stamp
+from ocigpu.system.options import find_values, read_flags, read_table
 
 PROGRAM = "nvidia-ctk"
 COMMANDS = ("hook", "runtime", "info", "cdi", "system", "config")
@@ -91,7 +91,7 @@ def _log(said: Said, message: str, level: str = "info") -> None:
 
 def _ocigpu(*words: str) -> int:
     """Run a command of ours; a command line that it cannot understand is 1, as with the toolkit."""
-    from ocigpu.cli.main import main
+    from ocigpu.cli.front.main import main
 
     return min(main(words), 1)
 
@@ -110,7 +110,7 @@ def _cdi(words: list[str], said: Said) -> int:
 
 def _imported(path: str, ours: str) -> list[str]:
     """Return what a file of the toolkit's settings has for one of our keys; none where there is no such file."""
-    from ocigpu.cli.vendor_settings import import_file
+    from ocigpu.cli.settings.vendor import import_file
 
     try:
         imported = import_file(path).imported
@@ -246,7 +246,7 @@ def _write_oci_hook(told: dict[str, Any], said: Said) -> None:
 
 def _default_path() -> str:
     """Return the file that the toolkit's programs read where none is named."""
-    from ocigpu.cli.vendor_settings import DEFAULT_PATH
+    from ocigpu.cli.settings.vendor import DEFAULT_PATH
 
     root = os.environ.get("XDG_CONFIG_HOME", "")
     own = DEFAULT_PATH.replace("/etc", root, 1) if root else DEFAULT_PATH
@@ -254,15 +254,15 @@ def _default_path() -> str:
 
 
 def _print_default(words: list[str], _said: Said) -> None:
-    from ocigpu.cli.vendor_settings import render_vendor_default
+    from ocigpu.cli.settings.vendor import render_vendor_default
 
     _put(_read("default", words).get("output", ""), render_vendor_default())
 
 
 def _config(words: list[str], said: Said) -> None:
     """Change the toolkit's file; where it is the one that the toolkit would read, our settings too."""
-    from ocigpu.cli.config import with_key
-    from ocigpu.cli.vendor_settings import render_vendor_default
+    from ocigpu.cli.settings.config import with_key
+    from ocigpu.cli.settings.vendor import render_vendor_default
     from ocigpu.engines.places import read_file
 
     told = _read("config", words)
@@ -280,7 +280,7 @@ def _config(words: list[str], said: Said) -> None:
 
 def _parse_sets(sets: Sequence[str], separator: str) -> list[tuple[str, Any]]:
     """Return (key, value) of each, None for a value that is taken out; raises UsageError."""
-    from ocigpu.cli.vendor_settings import VENDOR_KEYS
+    from ocigpu.cli.settings.vendor import VENDOR_KEYS
 
     whole: list[str] = []
     for part in sets:  # commas separate, and belong to values
@@ -315,9 +315,9 @@ def _set_ours(path: str, values: dict[str, Any], said: Said) -> None:
 
     import tomlkit
 
-    from ocigpu.cli.common import settings_path
-    from ocigpu.cli.config import with_key, write_settings
-    from ocigpu.cli.vendor_settings import VENDOR_KEYS, import_settings
+    from ocigpu.cli.front.common import settings_path
+    from ocigpu.cli.settings.config import with_key, write_settings
+    from ocigpu.cli.settings.vendor import VENDOR_KEYS, import_settings
     from ocigpu.core.settings import DEFAULT_PATH, parse_settings
     from ocigpu.core.toml import toml_value
     from ocigpu.engines.places import read_file
@@ -348,8 +348,8 @@ def _set_ours(path: str, values: dict[str, Any], said: Said) -> None:
 
 def _put(path: str, text: str) -> None:
     """Write a text to a file, or to standard output; raises UsageError or SettingsError."""
-    from ocigpu.cli.cdi import check_output
-    from ocigpu.cli.config import write_settings
+    from ocigpu.cli.cdi.files import check_output
+    from ocigpu.cli.settings.config import write_settings
 
     if path in ("", "-", "/dev/stdout"):
         print(text, end="")

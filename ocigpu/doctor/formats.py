@@ -52,7 +52,7 @@ def render_junit(host: Host, findings: list[Finding]) -> str:
 
 def render_prometheus(host: Host, findings: list[Finding]) -> str:
     """Return the report as metrics for node_exporter's textfile collector."""
-    from ocigpu.kubernetes.exporter.exposition import render_number  # pydantic
+    from ocigpu.system.exposition import render_number
 
     works = find_works(host, findings)
     about = (("version", __version__), ("examined", describe_host(host)))

@@ -23,7 +23,7 @@ from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, find_group, read_function
 from ocigpu.gpus.tree import list_names
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, SWITCH_CLASS
-from ocigpu.kubernetes.tenants.kinds import KINDS, REVISION
+from ocigpu.kubernetes.cluster.kinds import KINDS, REVISION
 from ocigpu.system.programs import run_program
 
 QEMU = tuple(f"{directory}/qemu-system-{os.uname().machine}" for directory in ("/opt/kata/bin", "/usr/bin"))
@@ -134,7 +134,7 @@ def _kinds(files: RootFiles) -> "dict[str, int] | str":
         from lightkube import Client
         from lightkube.generic_resource import create_global_resource
 
-        from ocigpu.kubernetes.client import ask, open_client
+        from ocigpu.kubernetes.cluster.client import ask, open_client
     except ImportError as error:
         return f"asking the API server needs lightkube: {error}"
     definition: Any = create_global_resource(
@@ -245,7 +245,7 @@ def _open_fabric(address: str, simulation: str) -> RestorableFabric:
     if not address.startswith("grpc:"):
         return open_fabric(address, simulation=simulation)
     try:
-        from ocigpu.kubernetes.tenants.fabric_client import open_fabric as open_service
+        from ocigpu.kubernetes.fabric.client import open_fabric as open_service
     except ImportError as error:
         raise FabricError("OCIGPU-FAB-1", f"{address} needs grpcio and protobuf") from error
     return open_service(address)

@@ -25,8 +25,8 @@ from ocigpu.engines.document import look_up
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
 from ocigpu.gpus.pci import BRIDGE_CLASS
 from ocigpu.gpus.vfio.facts import leaves_group
-from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET
-from ocigpu.kubernetes.tenants.kinds import KINDS
+from ocigpu.kubernetes.cluster.kinds import KINDS
+from ocigpu.kubernetes.cluster.names import POD_RESOURCES_SOCKET
 
 HOST_KERNEL, QEMU_VERSION, KATA_FIRST, KATA_FAST = (6, 15), (9, 2), (3, 23), (3, 25)
 TOGGLES = 30

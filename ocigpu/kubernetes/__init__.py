@@ -1,9 +1,6 @@
-"""The Kubernetes device plugin, from the same facts and the same plan as the shim (extra ``ocigpu[kubernetes]``).
+"""GPUs on the nodes of a cluster, from the same facts and the same plan as the shim (extra ``ocigpu[kubernetes]``).
 
-Pure: options of these programs (:mod:`~.options` and its tables), configuration (:mod:`~.config`, :mod:`~.sharing`),
-resources and their devices (:mod:`~.devices`, :mod:`~.vfio`), which devices go well together (:mod:`~.preferred`),
-what a container of a pod is given (:mod:`~.allocate`, :mod:`~.mps`), health (:mod:`~.health`) and labels
-(:mod:`~.labels`).
-Reading the host: :mod:`~.node` with :mod:`~.hardware` and :mod:`~.topology`.
-:mod:`~.api` holds the kubelet's interfaces.
+From below: :mod:`~.api` (the kubelet's interfaces) and :mod:`~.node` (a node's GPUs as the kubelet counts them);
+:mod:`~.cluster` (the API server), :mod:`~.fabric`, :mod:`~.mps`; :mod:`~.labels`, :mod:`~.leases`, :mod:`~.mig`,
+:mod:`~.installer`; :mod:`~.dra` and :mod:`~.plugin`, which give GPUs to pods.  A folder imports from folders before it.
 """

@@ -30,7 +30,7 @@ tree=$(ls "$work/root/opt/ocigpu-node")
 ln -s ../ocigpu-node "$work/root/opt/ocigpu/versions" # the path that it was made for
 ln -s "versions/$tree/bin" "$work/root/opt/ocigpu/bin"
 ln -s /opt/ocigpu/bin/ocigpu "$work/root/usr/local/bin/ocigpu"
-"$python" -I ocigpu/cli/archive_image.py "$work/root" "${IMAGE:-ocigpu:$version}" "$work/image.tar" \
+"$python" -I ocigpu/cli/engines/archive_image.py "$work/root" "${IMAGE:-ocigpu:$version}" "$work/image.tar" \
   --entrypoint /opt/ocigpu/bin/ocigpu --command=--help
 mv "$work/image.tar" "$file"
 echo "$file"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, HostFile, Library, MigDevice, ProcFile, facts_to_json
 
 LIBRARY_DIRECTORY = "/usr/lib/x86_64-linux-gnu"

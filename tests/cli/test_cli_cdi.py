@@ -14,7 +14,7 @@ import pytest
 import yaml
 from support import requirements
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.engines.status import EngineStatus
 
 Run = Callable[..., tuple[int, str, str]]
@@ -285,7 +285,7 @@ def test_show_says_that_a_word_is_no_name_and_no_file(cdi: Run) -> None:
 def test_a_full_disk_behind_standard_output_is_an_error(host: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "ocigpu.cli.main", "cdi", "generate", "--config", host / "config.toml"],
+            [sys.executable, "-m", "ocigpu.cli.front.main", "cdi", "generate", "--config", host / "config.toml"],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
         )  # fmt: skip
     assert done.returncode == 1
@@ -766,7 +766,7 @@ def test_a_directory_of_engines_gets_a_version_that_they_read(
     monkeypatch.delenv("OCIGPU_CDI_MAX_VERSION")
     engines = {"podman": release.rpartition(" ")[2]} if release else {}
     monkeypatch.setattr("ocigpu.doctor.versions.read_engine_releases", lambda _files: engines)
-    monkeypatch.setattr("ocigpu.cli.cdi_generate.USUAL_DIRECTORIES", (str(tmp_path / "high"),))
+    monkeypatch.setattr("ocigpu.cli.cdi.generate.USUAL_DIRECTORIES", (str(tmp_path / "high"),))
     file, elsewhere = tmp_path / "high" / "nvidia.yaml", tmp_path / "elsewhere" / "nvidia.yaml"
     for words in (["generate", "--output", file], ["refresh", "--output", file], ["generate", f"--output={file}"]):
         assert cdi(*words)[0] == 0
@@ -809,7 +809,7 @@ def test_refresh_says_who_looks_elsewhere(cdi: Run, tmp_path: Path, monkeypatch:
     ]
     monkeypatch.setattr("ocigpu.engines.status.find_engines", lambda: engines)
     monkeypatch.setattr("ocigpu.engines.checker.program_version", lambda _root, _engine: (5, 4))
-    monkeypatch.setattr("ocigpu.cli.cdi_generate.USUAL_DIRECTORIES", (str(usual), str(tmp_path / "high")))
+    monkeypatch.setattr("ocigpu.cli.cdi.generate.USUAL_DIRECTORIES", (str(usual), str(tmp_path / "high")))
     notes = [line for line in cdi("refresh", "--output", file)[2].splitlines() if " looks only in " in line]
     assert notes == [
         "note: docker looks only in /opt/cdi: --output /opt/cdi/nvidia.yaml",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.arguments import call as call_command
-from ocigpu.cli.arguments import parameters_of, parse, takes
-from ocigpu.cli.cdi_generate import GenerateRequest, read_generate_request
-from ocigpu.cli.manual import read_page
+from ocigpu.cli.cdi.generate import GenerateRequest, read_generate_request
+from ocigpu.cli.front.arguments import call as call_command
+from ocigpu.cli.front.arguments import parameters_of, parse, takes
+from ocigpu.cli.front.manual import read_page
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.offer import GenerateOptions
 

@@ -15,7 +15,7 @@ import pytest
 from support import requirements
 from support.machine import LIBRARIES, MACHINE
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 
 pytestmark = pytest.mark.root  # nodes, and a library that is loaded below another root
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu import __version__
-from ocigpu.cli import show
-from ocigpu.cli.common import load_settings
-from ocigpu.cli.main import COMMANDS, main
-from ocigpu.cli.plan import _join
-from ocigpu.cli.show import Progress
+from ocigpu.cli.containers.plan import _join
+from ocigpu.cli.front import show
+from ocigpu.cli.front.common import load_settings
+from ocigpu.cli.front.main import COMMANDS, main
+from ocigpu.cli.front.show import Progress
 from ocigpu.core.facts import HostFacts, facts_from_json
 from ocigpu.core.settings import KEYS
 from ocigpu.core.toml import toml_value
@@ -397,7 +397,7 @@ def test_a_value_is_shown_as_toml(value: object) -> None:
 
 
 def test_a_reader_that_stops_early_is_no_error_message(record: Record, facts: HostFacts) -> None:
-    command = [sys.executable, "-m", "ocigpu.cli.main", "facts", "--json", "--facts", record(facts)]
+    command = [sys.executable, "-m", "ocigpu.cli.front.main", "facts", "--json", "--facts", record(facts)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -410,7 +410,7 @@ def run_on_terminal(columns: int, *arguments: str) -> str:
     """Return what ``ocigpu`` writes on a terminal, without its colours and styles."""
     parent, child = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
-    command = [sys.executable, "-m", "ocigpu.cli.main", *arguments]
+    command = [sys.executable, "-m", "ocigpu.cli.front.main", *arguments]
     output = b""
     with subprocess.Popen(command, stdout=child, stderr=child, env=environment) as process:
         os.close(child)
@@ -505,7 +505,7 @@ def test_a_defect_is_one_line_and_a_traceback_only_on_request(monkeypatch: pytes
     def broken(*_arguments: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("ocigpu.cli.config.load_settings", broken)
+    monkeypatch.setattr("ocigpu.cli.settings.config.load_settings", broken)
     status, _, err = run("config", "show")
     assert (status, err.splitlines()[0]) == (1, "ocigpu: OCIGPU-INT-1: ZeroDivisionError: a defect")
     monkeypatch.setenv("OCIGPU_DEBUG", "1")
@@ -517,7 +517,7 @@ def test_an_interrupt_is_silent(monkeypatch: pytest.MonkeyPatch, run: Run) -> No
     def interrupted(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ocigpu.cli.config.load_settings", interrupted)
+    monkeypatch.setattr("ocigpu.cli.settings.config.load_settings", interrupted)
     status, out, err = run("config", "show")
     assert (status, out, err.strip()) == (130, "", "")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.config import render_default
+from ocigpu.cli.settings.config import render_default
 from ocigpu.core.settings import KEYS
 from ocigpu.system.settings_file import read_settings
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.product import PROGRAMS, SimulatedHost
 
-from ocigpu.cli import engine_test
-from ocigpu.cli.engine_test import Docker
-from ocigpu.cli.main import main
+from ocigpu.cli.engines import try_engine as engine_test
+from ocigpu.cli.engines.try_engine import Docker
+from ocigpu.cli.front.main import main
 from ocigpu.engines import places
 from ocigpu.engines.carry_out import remaining_step
 from ocigpu.engines.configure import ConfigureOptions, EngineLink, EnginePlan

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ocigpu
-from ocigpu.cli.explain import find_code, read_examples, render_markdown
+from ocigpu.cli.containers.explain import find_code, read_examples, render_markdown
 from ocigpu.core.codes import AREAS, CODES
 from ocigpu.core.errors import UsageError, as_own_error
 from ocigpu.core.facts import HostFacts

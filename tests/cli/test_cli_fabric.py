@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.codes import CODES
 from ocigpu.sim.fabric import SimulatedManager
 

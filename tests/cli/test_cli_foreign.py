@@ -2,8 +2,9 @@
 
 import pytest
 
-from ocigpu.cli import plan, show
-from ocigpu.cli.plan import Step
+from ocigpu.cli.containers import plan
+from ocigpu.cli.containers.plan import Step
+from ocigpu.cli.front import show
 
 ESCAPES = "lib\x1b]0;owned\x07\x9b2J.so"
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from support import requirements
 
 import ocigpu
-from ocigpu.cli.arguments import HelpWanted, parameters_of, parse
-from ocigpu.cli.described import make_app
-from ocigpu.cli.described import run as run_typer
-from ocigpu.cli.main import COMMANDS, LENIENT, find_command, load_command, main
-from ocigpu.cli.manual import read_page
+from ocigpu.cli.front.arguments import HelpWanted, parameters_of, parse
+from ocigpu.cli.front.described import make_app
+from ocigpu.cli.front.described import run as run_typer
+from ocigpu.cli.front.main import COMMANDS, LENIENT, find_command, load_command, main
+from ocigpu.cli.front.manual import read_page
 from ocigpu.core.errors import UsageError
 from ocigpu.core.facts import HostFacts
 
@@ -29,7 +29,7 @@ Run = Callable[..., tuple[int, str, str]]
 def read_by_typer(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the values that typer gives the command, or None for those of a command line that it refuses."""
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr("ocigpu.cli.described.call", lambda _, values: given.append(values))
+    monkeypatch.setattr("ocigpu.cli.front.described.call", lambda _, values: given.append(values))
     # one command alone would have no name
     app = make_app({"list": None, "facts": None, name: load_command(name)}, LENIENT)
     with contextlib.redirect_stdout(None), contextlib.suppress(Exception):
@@ -206,13 +206,13 @@ SCRIPT = """\
 import sys
 before = set(sys.modules)
 sys.path += sys.argv[1:3]
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 main(sys.argv[3:])
 sys.stdout.flush()
 print("", *sorted(set(sys.modules) - before), sep="\\n@", file=sys.stderr)
 """
-FRONT = {"ocigpu", "ocigpu.cli", "ocigpu.cli.main", "ocigpu.cli.manual", "ocigpu.cli.arguments"}
-FRONT |= {"ocigpu.core", "ocigpu.core.errors", "ocigpu.core.record"}
+FRONT = {"ocigpu", "ocigpu.cli", "ocigpu.cli.front.main", "ocigpu.cli.front.manual", "ocigpu.cli.front.arguments"}
+FRONT |= {"ocigpu.cli.front", "ocigpu.core", "ocigpu.core.errors", "ocigpu.core.record"}
 LIGHT = {
     "os",
     "stat",
@@ -272,10 +272,16 @@ def test_a_command_of_every_day_imports_nothing_heavy(simulated: Path, words: li
     loaded, output = imported_by(*words, *(["--json"] if in_json else []), environment=environment)
     assert output
     assert not loaded & HEAVY
-    assert not loaded & {"ocigpu.cli.described", "ocigpu.doctor", "ocigpu.sim", "ocigpu.kubernetes", "ocigpu.runtime"}
-    commands = {f"ocigpu.cli.{target.partition('.')[0]}" for target in COMMANDS.values()}
-    own, _, _ = COMMANDS[find_command(words)[0]].partition(".")
-    assert loaded & commands <= {f"ocigpu.cli.{own}", "ocigpu.cli.cdi"}  # cdi.py has what its commands share
+    assert not loaded & {
+        "ocigpu.cli.front.described",
+        "ocigpu.doctor",
+        "ocigpu.sim",
+        "ocigpu.kubernetes",
+        "ocigpu.runtime",
+    }
+    commands = {f"ocigpu.cli.{target.rpartition('.')[0]}" for target in COMMANDS.values()}
+    own, _, _ = COMMANDS[find_command(words)[0]].rpartition(".")
+    assert loaded & commands <= {f"ocigpu.cli.{own}", "ocigpu.cli.cdi.files"}  # what its commands share
 
 
 @pytest.mark.parametrize("words", [["list"], ["plan", "--gpus", "all"], ["cdi", "generate"]])
@@ -313,7 +319,7 @@ COMPLETED = [
 def test_tab_imports_nothing_but_the_front(words: list[str], expected: str) -> None:
     loaded, output = imported_by(*words, environment={"_OCIGPU_COMPLETE": "words"})
     assert expected in [line.partition("\t")[0] for line in output.splitlines()]
-    assert loaded <= FRONT | LIGHT | {"ocigpu.cli.complete"}
+    assert loaded <= FRONT | LIGHT | {"ocigpu.cli.front.complete"}
 
 
 # TAB
@@ -389,9 +395,8 @@ def test_an_error_while_completing_is_silent(run: Run, monkeypatch: pytest.Monke
 def test_bash_completes_by_the_script(tmp_path: Path) -> None:
     """A real bash: words up to the cursor go to the program, what it prints becomes the replies."""
     program = tmp_path / "ocigpu"
-    code = (
-        f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); from ocigpu.cli.main import main; sys.exit(main())"
-    )
+    path = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})"
+    code = f"{path}; from ocigpu.cli.front.main import main; sys.exit(main())"
     program.write_text(f"#!{os.path.realpath(sys.executable)} -IS\n{code}\n")
     program.chmod(0o755)
     script = """

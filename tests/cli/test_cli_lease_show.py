@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.main import main
-from ocigpu.kubernetes.tenants.journal import LeaseJournal, journal_directory
-from ocigpu.kubernetes.tenants.lease import Lease, Phase
+from ocigpu.cli.front.main import main
+from ocigpu.kubernetes.leases.journal import LeaseJournal, journal_directory
+from ocigpu.kubernetes.leases.lease import Lease, Phase
 
 GPU = "0000:1b:00.0"
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from ocigpu.cdi.hook_words import HOOK_NAMES
-from ocigpu.cli import manual
-from ocigpu.cli.arguments import REQUIRED, Parameter, parameters_of, parse
-from ocigpu.cli.main import COMMANDS, PROGRAM, load_command
-from ocigpu.cli.manual import Word, read_page, read_short, render_help
+from ocigpu.cli.front import manual
+from ocigpu.cli.front.arguments import REQUIRED, Parameter, parameters_of, parse
+from ocigpu.cli.front.main import COMMANDS, PROGRAM, load_command
+from ocigpu.cli.front.manual import Word, read_page, read_short, render_help
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES
 
 ALL = {" ".join(name.split()[:depth]) for name in COMMANDS for depth in range(4)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.cli.settings_model import SettingsFile, find_problems
+from ocigpu.cli.settings.model import SettingsFile, find_problems
 from ocigpu.core.errors import SettingsError
 from ocigpu.core.settings import KEYS, Settings, parse_settings
 

@@ -10,7 +10,7 @@ from support import requirements
 from support.machine import read_recorded
 
 from ocigpu import __version__
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.entry.container_cli.main import main as container_cli_main
 
 Run = Callable[..., tuple[int, str, str]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import requirements
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support import requirements
 
-from ocigpu.cli.busybox import make_bundle, make_config, sections_of
+from ocigpu.cli.engines.busybox import make_bundle, make_config, sections_of
 
 Run = Callable[..., tuple[int, str, str]]
-COMMAND = [sys.executable, "-m", "ocigpu.cli.main", "demo", "--gpus", "3"]
+COMMAND = [sys.executable, "-m", "ocigpu.cli.front.main", "demo", "--gpus", "3"]
 SHIM = Path(sys.executable).parent / "ocigpu-runtime"
 
 

@@ -18,7 +18,7 @@ from support.product import SimulatedHost
 
 from ocigpu import VENDOR_VERSION, __version__
 from ocigpu.cli import vendor_ctk
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.engines import carry_out, checker, configure, places
 
 V2 = """\

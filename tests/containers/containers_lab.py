@@ -13,7 +13,7 @@ from support.process import explain, run
 from support.product import RUNTIME, SimulatedHost
 from support.runtimes import container_id, start_in_background, view_of
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.containers.believed import Container
 from ocigpu.containers.find import Places, find_container, find_containers
 

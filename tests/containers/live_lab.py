@@ -18,8 +18,8 @@ from support.process import Completed, explain, run
 from support.product import PROGRAMS, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import Answers, answers, parts, probe, script
 
-from ocigpu.cli.main import find_command
-from ocigpu.cli.manual import read_page
+from ocigpu.cli.front.main import find_command
+from ocigpu.cli.front.manual import read_page
 from ocigpu.containers.live import Live, open_live
 from ocigpu.containers.verify import NodeRow, Verified
 from ocigpu.containers.verify import verify as verify_live

@@ -386,7 +386,7 @@ def read_stamp(made: Made) -> tuple[int, ...]:
 
 KILLED = """
 import os, signal, sys
-from ocigpu.cli import main as cli
+from ocigpu.cli.front import main as cli
 from ocigpu.containers import attach
 from ocigpu.provision.journal import Journal
 name, *words = sys.argv[1:]

@@ -19,7 +19,7 @@ from ocigpu.bundle.edit import remove_gpu_hooks
 from ocigpu.bundle.from_plan import declare
 from ocigpu.bundle.inject import inject
 from ocigpu.bundle.policy import owns_device_policy
-from ocigpu.cli.containers import DIFFERENT
+from ocigpu.cli.containers.containers import DIFFERENT
 from ocigpu.containers.difference import REPLACED_NOTE, Change, find_original, list_changes
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.settings import Settings, parse_settings

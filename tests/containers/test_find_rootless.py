@@ -17,7 +17,7 @@ from support.process import explain, run, wait_for
 from support.product import PublicCopy, SimulatedHost, open_clone
 from support.runtimes import container_id, start_in_background
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.containers import find, users
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.report import make_reports

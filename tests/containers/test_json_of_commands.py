@@ -9,9 +9,9 @@ from containers_lab import WAITING, container
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
-from ocigpu.cli.main import COMMANDS, main
-from ocigpu.cli.manual import read_page
-from ocigpu.cli.show import SCHEMA_VERSION
+from ocigpu.cli.front.main import COMMANDS, main
+from ocigpu.cli.front.manual import read_page
+from ocigpu.cli.front.show import SCHEMA_VERSION
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

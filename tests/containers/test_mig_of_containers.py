@@ -8,7 +8,7 @@ from containers_lab import WAITING, container, ocigpu
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.sim.create import create_host
 
 

@@ -33,7 +33,7 @@ from support.process import run, wait_for
 from support.product import PROGRAMS, REPOSITORY, RUNTIME, SimulatedHost, python_of_nobody
 from support.runtimes import probe
 
-from ocigpu.cli.doctor import carry_out_fixes
+from ocigpu.cli.host.doctor import carry_out_fixes
 from ocigpu.containers.attach import attach, detach
 from ocigpu.containers.believed import Container, read_config_of
 from ocigpu.containers.live import open_live, read_now
@@ -161,7 +161,7 @@ def test_all_containers_are_repaired_whatever_one_of_them_says(
 
 @pytest.mark.parametrize("words", [["verify", "any"], ["repair", "--all"], ["attach", "any", "--gpu", "1"]])
 def test_without_root_nothing_is_called_well(words: list[str], work_directory: Path, tmp_path: Path) -> None:
-    command = [*python_of_nobody(work_directory), "-m", "ocigpu.cli.main", *words, "--root", tmp_path]
+    command = [*python_of_nobody(work_directory), "-m", "ocigpu.cli.front.main", *words, "--root", tmp_path]
     result = run(command, check=False)
     assert (result.returncode, result.stdout) == (1, "")
     assert "OCIGPU-CTR-6" in result.stderr

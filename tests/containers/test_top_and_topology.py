@@ -22,7 +22,7 @@ from containers_lab import WAITING, Made, container, ocigpu
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
-from ocigpu.cli.top import HEADERS, fit
+from ocigpu.cli.host.top import HEADERS, fit
 from ocigpu.gpus.usage import parse_usage
 from ocigpu.sim.create import create_host
 
@@ -106,7 +106,7 @@ class Terminal:
         self.child = child
         self.resize(columns, lines)
         self.before = termios.tcgetattr(child)
-        command = [sys.executable, "-m", "ocigpu.cli.main", "top", "--interval", "0.2", *arguments]
+        command = [sys.executable, "-m", "ocigpu.cli.front.main", "top", "--interval", "0.2", *arguments]
         environment = {**os.environ, "TERM": "xterm"}
         self.process = subprocess.Popen(
             command, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True,

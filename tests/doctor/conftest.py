@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support import requirements
 
-from ocigpu.cli import show
-from ocigpu.cli.main import main
+from ocigpu.cli.front import show
+from ocigpu.cli.front.main import main
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks

@@ -15,7 +15,7 @@ from support.cluster import Cluster
 from support.machine import MACHINE
 from support.product import REPOSITORY
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.doctor import tenants
 from ocigpu.doctor.files import RootFiles
 from ocigpu.doctor.findings import TENANTS, Finding
@@ -31,7 +31,7 @@ from ocigpu.doctor.tenant_facts import (
 from ocigpu.engines.wanted import KATA_CONFIG, KATA_ENTRY
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
 from ocigpu.gpus.firmware import FirmwareBaseline, approve, write_baseline
-from ocigpu.kubernetes.tenants.kinds import KINDS
+from ocigpu.kubernetes.cluster.kinds import KINDS
 from ocigpu.sim.create import create_host
 from ocigpu.sim.fabric import SimulatedManager
 

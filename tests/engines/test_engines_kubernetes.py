@@ -18,8 +18,8 @@ from support.product import CONTROL_NODES, RUNTIME, SimulatedHost, gpu_names, li
 from support.runtimes import answers, container_id, parts, probe, run_container, script
 
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.kubernetes.config import configure, parse_config_file
-from ocigpu.kubernetes.devices import Resource, make_inventory
+from ocigpu.kubernetes.node.config import configure, parse_config_file
+from ocigpu.kubernetes.node.devices import Resource, make_inventory
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]

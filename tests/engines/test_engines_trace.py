@@ -15,7 +15,7 @@ from support.process import Completed, explain, run
 from support.product import PROGRAMS, RUNTIME, SimulatedHost
 from support.runtimes import container_id, run_container, set_cgroup
 
-from ocigpu.cli.trace import Start, find_outcome, find_phases, read_starts
+from ocigpu.cli.containers.trace import Start, find_outcome, find_phases, read_starts
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

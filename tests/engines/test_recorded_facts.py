@@ -15,7 +15,7 @@ from support.machine import LIBRARIES, read_recorded
 from support.product import PROGRAMS
 from support.runtimes import container_id
 
-from ocigpu.cli.busybox import make_bundle
+from ocigpu.cli.engines.busybox import make_bundle
 from ocigpu.sim.create import create_host
 from ocigpu.sim.made import remove_host
 

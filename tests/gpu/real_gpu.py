@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ocigpu.cli.busybox import make_bundle
+from ocigpu.cli.engines.busybox import make_bundle
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.discover import read_host_facts

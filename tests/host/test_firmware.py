@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.driverless import GPUS, make_driverless
 
-from ocigpu.cli import firmware as firmware_command
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
+from ocigpu.cli.host import firmware as firmware_command
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.firmware import (
     FirmwareBaseline,

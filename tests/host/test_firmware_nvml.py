@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.product import SimulatedHost
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.firmware import compare_with_baseline, facts_from_json, propose

@@ -13,7 +13,7 @@ from support import layouts
 from support.layouts import LAYOUTS, LISTED, MACHINE, LaidOut, find_layout
 from support.product import PROGRAMS, SimulatedHost
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.doctor.driver import check_libraries

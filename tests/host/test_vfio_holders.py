@@ -11,7 +11,7 @@ import pytest
 from support.driverless import GPUS, holding, make_driverless, running
 from support.process import wait_for
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio import holders

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.driverless import GPUS, MODULES, holding, make_driverless
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio.bus import COMMAND, PciBus

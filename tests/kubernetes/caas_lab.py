@@ -14,11 +14,11 @@ from support.cluster import ADMIN, Cluster, make_kind
 from support.process import wait_for
 from support.programs import held_port
 
-from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
-from ocigpu.kubernetes.tenants.service.keeper import KeeperPace
-from ocigpu.kubernetes.tenants.service.server import CaasServer, ServiceOptions
-from ocigpu.kubernetes.tenants.service.web import TenantRules
 from ocigpu.system.service import ServiceLog
+from ocigpu.tenants.service.cluster import ClusterClient
+from ocigpu.tenants.service.keeper import KeeperPace
+from ocigpu.tenants.service.server import CaasServer, ServiceOptions
+from ocigpu.tenants.service.web import TenantRules
 
 SEED = {"container-url": "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubi8", "tenancy": "landon"}
 """The payload of the document that the service was asked for in."""

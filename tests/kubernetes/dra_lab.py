@@ -10,12 +10,12 @@ from support.programs import AskedProgram, LoggedProgram
 
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.dra.claims import ClaimRef
 from ocigpu.kubernetes.dra.devices import DeviceOptions, DraNode, make_devices
 from ocigpu.kubernetes.dra.prepare import PoolPlace, Preparer
 from ocigpu.kubernetes.dra.specs import NodeView
 from ocigpu.kubernetes.dra.state import ClaimStore
+from ocigpu.kubernetes.node.config import PluginOptions
 
 DRIVER, NODE = "gpu.nvidia.com", "worker-1"
 API = "resource.nvidia.com/v1beta1"
@@ -103,7 +103,7 @@ _QUICK = """
 import os, sys
 from ocigpu.kubernetes.dra.driver import DraDriver, DraTiming
 from ocigpu.kubernetes.dra.options import parse_options
-from ocigpu.kubernetes.health import Rules
+from ocigpu.kubernetes.node.health import Rules
 from ocigpu.system.settings_file import read_settings
 probe = float(os.environ.get("PROBE", "0.3"))
 timing = DraTiming(0.1, probe, 0.5, 0.1, 0.5, 20.0, Rules(probes=2, hold=0.3, patience=0.0))

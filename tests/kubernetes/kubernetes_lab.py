@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ocigpu.core.facts import HostFacts, facts_from_json
-from ocigpu.kubernetes.config import Configuration, configure, parse_config_file
-from ocigpu.kubernetes.devices import Inventory, make_inventory
+from ocigpu.kubernetes.node.config import Configuration, configure, parse_config_file
+from ocigpu.kubernetes.node.devices import Inventory, make_inventory
 
 HOSTS = Path(__file__).parent.parent / "bundles/hosts"
 

@@ -10,11 +10,11 @@ from support.lines import Lines
 
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.gpus.nvidia.fabric.partitions import FabricError, Partition, conflicts_of, must_find
-from ocigpu.kubernetes.devices import PluginDevice
-from ocigpu.kubernetes.tenants.gate import LeaseGate
-from ocigpu.kubernetes.tenants.journal import LeaseJournal
-from ocigpu.kubernetes.tenants.lease import Lease, LeaseHolder, Phase, is_let_go
-from ocigpu.kubernetes.tenants.node_agent import NodeAgent
+from ocigpu.kubernetes.leases.agent import NodeAgent
+from ocigpu.kubernetes.leases.gate import LeaseGate
+from ocigpu.kubernetes.leases.journal import LeaseJournal
+from ocigpu.kubernetes.leases.lease import Lease, LeaseHolder, Phase, is_let_go
+from ocigpu.kubernetes.node.devices import PluginDevice
 
 GPUS = tuple(f"0000:{number:02x}:00.0" for number in range(1, 9))
 MODULES = dict(zip(GPUS, range(1, 9), strict=True))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.mig import read_layouts
 from ocigpu.gpus.nvidia.mig_layout import GpuInstance, GpuLayout, Profile

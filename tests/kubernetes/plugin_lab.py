@@ -11,9 +11,9 @@ GPU = "nvidia.com/gpu"
 MIG_3G, MIG_1G = "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
 _QUICK = """
 import os, sys
-from ocigpu.kubernetes.health import Rules
-from ocigpu.kubernetes.config import parse_flags
-from ocigpu.kubernetes.plugin import DevicePlugin, Timing
+from ocigpu.kubernetes.node.health import Rules
+from ocigpu.kubernetes.node.config import parse_flags
+from ocigpu.kubernetes.plugin.plugin import DevicePlugin, Timing
 from ocigpu.system.settings_file import read_settings
 timing = Timing(0.1, 0.3, Rules(probes=2, hold=0.3, patience=0.0), 1.0)
 DevicePlugin(parse_flags(sys.argv[2:], os.environ), read_settings(sys.argv[1]), True, timing).run()

@@ -9,10 +9,10 @@ import yaml
 from deployment_lab import DEPLOYMENT, RENDERER
 from support.cluster import ADMIN, Cluster, make_kind
 
-from ocigpu.kubernetes.tenants.controller import RESYNC, TenancyController
-from ocigpu.kubernetes.tenants.resources import Documents
-from ocigpu.kubernetes.tenants.tenancy import TenancyOptions
+from ocigpu.kubernetes.cluster.documents import Documents
 from ocigpu.system.service import ServiceLog
+from ocigpu.tenants.controller import RESYNC, TenancyController
+from ocigpu.tenants.tenancy import TenancyOptions
 
 Object = dict[str, Any]
 ACCOUNT = "system:serviceaccount:ocigpu:ocigpu-tenancy-controller"

@@ -14,8 +14,8 @@ from support.cluster_rules import Problem
 from support.process import wait_for
 from tenancy_lab import SERVICE, install, make_controller, pod, settle, tenancy
 
-from ocigpu.cli.main import main
-from ocigpu.kubernetes.tenants.service.web import TenantRules
+from ocigpu.cli.front.main import main
+from ocigpu.tenants.service.web import TenantRules
 
 VALUES: dict[str, Any] = {
     "caas": {

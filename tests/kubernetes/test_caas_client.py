@@ -13,8 +13,8 @@ import pytest
 from caas_lab import SEED, Lab, ended, make_lab, running
 from support.process import wait_for
 
-from ocigpu.cli import caas_client
-from ocigpu.cli.main import main
+from ocigpu.cli.cluster import caas_client
+from ocigpu.cli.front.main import main
 
 IMAGE = SEED["container-url"]
 Run = Callable[..., tuple[int, str, str]]
@@ -95,7 +95,7 @@ def test_follow_shows_what_it_prints_and_ends_as_it_does(lab: Lab, code: int, st
     """A process of its own: a connection that breaks in the middle is taken up again."""
     env = {"OCIGPU_CAAS_URL": f"http://127.0.0.1:{lab.server.port}", "OCIGPU_CAAS_KEY": lab.key(), "PATH": "/usr/bin"}
     before = {one.id for one in lab.server.store.list_containers("landon", limit=200)}
-    command = [sys.executable, "-m", "ocigpu.cli.main", "caas", "run", IMAGE, "--follow"]
+    command = [sys.executable, "-m", "ocigpu.cli.front.main", "caas", "run", IMAGE, "--follow"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stderr
@@ -149,7 +149,7 @@ def test_what_a_container_prints_does_not_steer_a_terminal(
     lab.cluster.log("tenant-landon", pod, "2026-11-23T10:02:01Z a\tb \x1b]0;owned\x07\x1b[2J\x9b1m \u202ec")
     lab.set_status(made, **ended())
     lab.wait(key, made, "finished")
-    monkeypatch.setattr("ocigpu.cli.show.sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setattr("ocigpu.cli.front.show.sys.stdout.isatty", lambda: terminal)
     status, out, _ = caas("logs", made)
     assert status == 0
     if terminal:

@@ -21,13 +21,13 @@ from support.cluster_rules import Problem
 from support.process import wait_for
 from support.programs import held_port
 
-from ocigpu.kubernetes.tenants.service.store import CaasStore
+from ocigpu.tenants.service.store import CaasStore
 
 SERVE = """
 import sys
-from ocigpu.kubernetes.tenants.service.keeper import KeeperPace
-from ocigpu.kubernetes.tenants.service.server import CaasServer, ServiceOptions
-from ocigpu.kubernetes.tenants.service.store import StoreLimits
+from ocigpu.tenants.service.keeper import KeeperPace
+from ocigpu.tenants.service.server import CaasServer, ServiceOptions
+from ocigpu.tenants.service.store import StoreLimits
 from ocigpu.system.service import ServiceLog
 port, state, config = sys.argv[1:]
 limits = StoreLimits(containers=100_000)  # a fast machine makes more than 1,000, and the oldest would be forgotten

@@ -17,12 +17,12 @@ import pytest
 from caas_lab import Lab, ended, make_lab, running
 from support.process import wait_for
 
-from ocigpu.kubernetes.tenants.service import intake, server, web
-from ocigpu.kubernetes.tenants.service.health import DEAD, HealthServer
-from ocigpu.kubernetes.tenants.service.intake import MAX_DEPTH, MAX_NUMBER, MAX_VALUES, Rates, Turns, check_shape
-from ocigpu.kubernetes.tenants.service.models import ContainerRequest
-from ocigpu.kubernetes.tenants.service.problems import Refusal
-from ocigpu.kubernetes.tenants.service.web import MAX_BODY, Api, read_model
+from ocigpu.tenants.service import intake, server, web
+from ocigpu.tenants.service.health import DEAD, HealthServer
+from ocigpu.tenants.service.intake import MAX_DEPTH, MAX_NUMBER, MAX_VALUES, Rates, Turns, check_shape
+from ocigpu.tenants.service.models import ContainerRequest
+from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.web import MAX_BODY, Api, read_model
 
 PATH = "/v1/containers"
 CONNECTIONS = 128

@@ -12,8 +12,8 @@ from support import requirements
 from support.browser import Browser, missing
 from support.process import wait_for
 
-from ocigpu.kubernetes.tenants.service.fleet import view_nodes
-from ocigpu.kubernetes.tenants.service.page import FILE, make_headers
+from ocigpu.tenants.service.fleet import view_nodes
+from ocigpu.tenants.service.page import FILE, make_headers
 
 TEXT = Path(FILE).read_text()
 PHASES = ("Free", "Reserved", "Leased", "Reclaiming", "Checking", "Quarantined", "Maintenance", "Unknown")

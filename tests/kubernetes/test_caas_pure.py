@@ -19,21 +19,21 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ocigpu.kubernetes.tenants.service.auth import Principal
-from ocigpu.kubernetes.tenants.service.cluster import ClusterClient, ClusterError, ShortLines, httpx
-from ocigpu.kubernetes.tenants.service.cursors import make_cursor, read_cursor
-from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
-from ocigpu.kubernetes.tenants.service.image import REGISTRIES, check_registry, parse_image
-from ocigpu.kubernetes.tenants.service.keeper import plan_of, wait_at_most
-from ocigpu.kubernetes.tenants.service.lifecycle import (
+from ocigpu.tenants.service.auth import Principal
+from ocigpu.tenants.service.cluster import ClusterClient, ClusterError, ShortLines, httpx
+from ocigpu.tenants.service.cursors import make_cursor, read_cursor
+from ocigpu.tenants.service.endpoints import ENDPOINTS, problems_of
+from ocigpu.tenants.service.image import REGISTRIES, check_registry, parse_image
+from ocigpu.tenants.service.keeper import plan_of, wait_at_most
+from ocigpu.tenants.service.lifecycle import (
     MAX_JUDGED,
     REASONS,
     ContainerStanding,
     judge_output,
     read_standing,
 )
-from ocigpu.kubernetes.tenants.service.models import FINAL, LIFECYCLES, SCOPES, ContainerRequest, KeyRequest, Phases
-from ocigpu.kubernetes.tenants.service.pods import (
+from ocigpu.tenants.service.models import FINAL, LIFECYCLES, SCOPES, ContainerRequest, KeyRequest, Phases
+from ocigpu.tenants.service.pods import (
     ContainerPlan,
     PodOptions,
     make_docker_config,
@@ -41,9 +41,9 @@ from ocigpu.kubernetes.tenants.service.pods import (
     plan_secrets,
     plan_volumes,
 )
-from ocigpu.kubernetes.tenants.service.problems import PROBLEMS, Refusal
-from ocigpu.kubernetes.tenants.service.server import audit_text
-from ocigpu.kubernetes.tenants.service.store import (
+from ocigpu.tenants.service.problems import PROBLEMS, Refusal
+from ocigpu.tenants.service.server import audit_text
+from ocigpu.tenants.service.store import (
     FILE,
     MAX_FORGOTTEN,
     CaasStore,
@@ -52,7 +52,7 @@ from ocigpu.kubernetes.tenants.service.store import (
     StoreLimits,
     new_id,
 )
-from ocigpu.kubernetes.tenants.service.web import (
+from ocigpu.tenants.service.web import (
     MAX_STREAMS,
     Api,
     Ask,
@@ -668,7 +668,7 @@ def test_who_is_alive_and_who_is_over_is_told_by_ids(tmp_path: Path) -> None:
 
 
 def test_one_tenancys_events_do_not_push_out_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocigpu.kubernetes.tenants.service.store.MAX_EVENTS", 20)
+    monkeypatch.setattr("ocigpu.tenants.service.store.MAX_EVENTS", 20)
     store = store_of(tmp_path, [ACCEPTED])
     quiet, noisy = (store.add(tenancy, container().request, {}).id for tenancy in ("quiet", "noisy"))
     for number in range(300):

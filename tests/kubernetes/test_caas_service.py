@@ -24,16 +24,16 @@ from support.cluster import Cluster
 from support.lines import Lines
 from support.process import run, wait_for
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.tenants.service.auth import OidcOptions, TokenReader
-from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
-from ocigpu.kubernetes.tenants.service.endpoints import ENDPOINTS, problems_of
-from ocigpu.kubernetes.tenants.service.keeper import KeeperPace
-from ocigpu.kubernetes.tenants.service.models import LINKED, UNLINKED
-from ocigpu.kubernetes.tenants.service.problems import Refusal
-from ocigpu.kubernetes.tenants.service.server import CaasServer, ServiceOptions
-from ocigpu.kubernetes.tenants.service.web import MAX_BODY, TenantRules
+from ocigpu.tenants.service.auth import OidcOptions, TokenReader
+from ocigpu.tenants.service.cluster import ClusterClient
+from ocigpu.tenants.service.endpoints import ENDPOINTS, problems_of
+from ocigpu.tenants.service.keeper import KeeperPace
+from ocigpu.tenants.service.models import LINKED, UNLINKED
+from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.server import CaasServer, ServiceOptions
+from ocigpu.tenants.service.web import MAX_BODY, TenantRules
 
 PATH = "/v1/containers"
 MOUNT = {"server": "nfs.example", "path": "/exports/landon/a", "target": "/data"}
@@ -691,7 +691,7 @@ def test_the_program_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     with Cluster() as cluster:
         cluster.create(TENANCY_TYPE)
         config = cluster.write_kubeconfig(tmp_path / "kubeconfig")
-        ocigpu = [sys.executable, "-m", "ocigpu.cli.main", "caas"]
+        ocigpu = [sys.executable, "-m", "ocigpu.cli.front.main", "caas"]
         state = ["--store", str(tmp_path / "state")]
         words = ["serve", *state, "--listen", "127.0.0.1:0", "--kubeconfig", str(config), "--json"]
         with subprocess.Popen([*ocigpu, *words], stdout=subprocess.PIPE, text=True) as process:

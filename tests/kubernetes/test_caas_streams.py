@@ -15,11 +15,11 @@ import pytest
 from caas_lab import SCHEDULED, SEED, Lab, ended, main_status, make_lab, running
 from support.process import wait_for
 
-from ocigpu.kubernetes.tenants.service import server, web
-from ocigpu.kubernetes.tenants.service.cluster import ClusterClient
-from ocigpu.kubernetes.tenants.service.keeper import PARALLEL, KeeperPace
-from ocigpu.kubernetes.tenants.service.store import CaasStore
-from ocigpu.kubernetes.tenants.service.web import TenantRules
+from ocigpu.tenants.service import server, web
+from ocigpu.tenants.service.cluster import ClusterClient
+from ocigpu.tenants.service.keeper import PARALLEL, KeeperPace
+from ocigpu.tenants.service.store import CaasStore
+from ocigpu.tenants.service.web import TenantRules
 
 PATH = "/v1/containers"
 STREAM = "text/event-stream"

@@ -8,8 +8,8 @@ from lightkube import Client
 from support.cluster import Cluster
 
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.client import ask, open_client
-from ocigpu.kubernetes.tenants.resources import Documents
+from ocigpu.kubernetes.cluster.client import ask, open_client
+from ocigpu.kubernetes.cluster.documents import Documents
 
 
 def test_no_proxy_of_the_environment_comes_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,11 @@ from support.process import run
 from support.product import PROGRAMS, REPOSITORY
 
 from ocigpu import __version__
-from ocigpu.kubernetes import mig_manager, node_installer
-from ocigpu.kubernetes.config import PluginOptions, Told, parse_config_file, parse_flags, read_configuration
-from ocigpu.kubernetes.labelling import find_place, publish, withdraw
-from ocigpu.kubernetes.mps_control import check_size
+from ocigpu.kubernetes.installer import program as node_installer
+from ocigpu.kubernetes.labels.program import find_place, publish, withdraw
+from ocigpu.kubernetes.mig import manager as mig_manager
+from ocigpu.kubernetes.mps.daemon import check_size
+from ocigpu.kubernetes.node.config import PluginOptions, Told, parse_config_file, parse_flags, read_configuration
 
 every_case = pytest.mark.parametrize("found", CASES, indirect=True)
 FOREIGN = ("monitoring.coreos.com/v1",)

@@ -24,13 +24,13 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import AmdGpu, read_amd_facts
 from ocigpu.gpus.amd.parts import read_parts
 from ocigpu.gpus.tree import find_roots
-from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, make_devices
 from ocigpu.kubernetes.dra.fit import PublishedDevice, fit_claim
 from ocigpu.kubernetes.dra.node import read_dra_node
 from ocigpu.kubernetes.dra.slices import Pool, check_device, make_slices
 from ocigpu.kubernetes.dra.specs import NodeView, make_claim_spec
+from ocigpu.kubernetes.node.config import PluginOptions
 from ocigpu.sim.create import create_host
 from ocigpu.system.settings_file import read_settings
 

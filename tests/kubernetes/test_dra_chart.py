@@ -13,7 +13,7 @@ from kubernetes_lab import host
 from support.cluster import Cluster
 from support.cluster_rules import Problem
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.dra.cluster import ApiCluster
 from ocigpu.kubernetes.dra.devices import DraNode, make_devices

@@ -14,12 +14,12 @@ from support.cluster import Cluster
 from test_dra_slices import nine_gpus
 
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.client import HTTP_ERROR, is_gone, refused
+from ocigpu.kubernetes.cluster.client import HTTP_ERROR, is_gone, refused
 from ocigpu.kubernetes.dra.cluster import ApiCluster, open_cluster
 from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, Taint, make_devices
 from ocigpu.kubernetes.dra.publisher import Publisher
 from ocigpu.kubernetes.dra.slices import ApiFeatures
-from ocigpu.kubernetes.tenants.service.cluster import httpx
+from ocigpu.tenants.service.cluster import httpx
 
 DEVICES = make_devices(DraNode(host("a100-8")))
 

@@ -12,7 +12,7 @@ from dra_lab import DRIVER, NODE, Lab, add_claim, result
 from support.cluster import Cluster
 from support.product import REPOSITORY
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.doctor.findings import CLAIMS
 from ocigpu.kubernetes.dra.claims import ClaimRef
 from ocigpu.kubernetes.dra.status import DriverStatus, write_status

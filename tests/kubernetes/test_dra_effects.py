@@ -16,9 +16,10 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.dra.claims import Allotted, mps_place
 from ocigpu.kubernetes.dra.configs import DeviceConfig
-from ocigpu.kubernetes.dra.devices import DraNode, make_devices, vfio_names
+from ocigpu.kubernetes.dra.devices import DraNode, make_devices
 from ocigpu.kubernetes.dra.effects import Effects, end_child, mps_commands, plan_steps
 from ocigpu.kubernetes.dra.node import read_dra_node
+from ocigpu.kubernetes.node.vfio import vfio_names
 from ocigpu.system.settings_file import read_settings
 
 A100 = host("a100-8")

@@ -11,7 +11,8 @@ from support.cluster import Cluster
 from test_dra_mig import whole
 from test_dra_slices import POOL
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
+from ocigpu.gpus.nvidia.hardware import GpuDetails, Hardware
 from ocigpu.kubernetes.dra.cel import Unjudged
 from ocigpu.kubernetes.dra.devices import DeviceOptions, DraNode, Taint, make_devices
 from ocigpu.kubernetes.dra.fit import (
@@ -26,7 +27,6 @@ from ocigpu.kubernetes.dra.fit import (
     why_not,
 )
 from ocigpu.kubernetes.dra.slices import as_generation, as_objects, make_slices
-from ocigpu.kubernetes.hardware import GpuDetails, Hardware
 
 A100 = host("a100-8")
 DETAILS = {gpu.uuid: GpuDetails(gpu.uuid, gpu.bus_id, 81920) for gpu in A100.gpus}

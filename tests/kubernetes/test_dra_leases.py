@@ -12,17 +12,18 @@ from support.driverless import make_driverless
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.vfio.facts import read_vfio_facts
-from ocigpu.kubernetes.dra.devices import DraNode, make_devices, vfio_names
+from ocigpu.kubernetes.cluster.owners import Claim, Owner
+from ocigpu.kubernetes.cluster.pods import Listing
+from ocigpu.kubernetes.dra.devices import DraNode, make_devices
 from ocigpu.kubernetes.dra.driver import DraDriver, taint_of_lease
 from ocigpu.kubernetes.dra.effects import Effects, plan_steps
 from ocigpu.kubernetes.dra.options import parse_options
 from ocigpu.kubernetes.dra.prepare import ClaimEffect
 from ocigpu.kubernetes.dra.specs import NodeView
-from ocigpu.kubernetes.exporter.owners import Claim, Owner
-from ocigpu.kubernetes.exporter.pods import Listing
-from ocigpu.kubernetes.tenants import machine
-from ocigpu.kubernetes.tenants.lease import Lease, Phase
-from ocigpu.kubernetes.tenants.machine import MachineHands
+from ocigpu.kubernetes.leases import machine
+from ocigpu.kubernetes.leases.lease import Lease, Phase
+from ocigpu.kubernetes.leases.machine import MachineHands
+from ocigpu.kubernetes.node.vfio import vfio_names
 
 PAIR = (GPUS[0], GPUS[2])
 """Modules 1 and 3, a partition."""

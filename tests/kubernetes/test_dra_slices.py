@@ -8,10 +8,13 @@ import pytest
 from dra_lab import DRIVER, NODE
 from kubernetes_lab import host
 
+from ocigpu.gpus.nvidia.hardware import GpuDetails, Hardware, MigSize
 from ocigpu.gpus.nvidia.mig_layout import GpuInstance, GpuLayout, Profile
+from ocigpu.gpus.nvidia.topology import GpuPlace
 from ocigpu.gpus.parts import as_version
 from ocigpu.gpus.pci import Function, read_addressable
 from ocigpu.gpus.vfio.facts import Candidate, VfioFacts
+from ocigpu.kubernetes.cluster.quantity import parse_quantity
 from ocigpu.kubernetes.dra.devices import (
     DeviceOptions,
     DraDevice,
@@ -34,9 +37,6 @@ from ocigpu.kubernetes.dra.slices import (
     same_slices,
     to_version,
 )
-from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize
-from ocigpu.kubernetes.quantity import parse_quantity
-from ocigpu.kubernetes.topology import GpuPlace
 
 A100 = host("a100-8")
 MIG = host("h100-8-mig")

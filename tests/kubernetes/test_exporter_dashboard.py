@@ -8,7 +8,7 @@ import pytest
 import yaml
 from support.product import REPOSITORY
 
-from ocigpu.kubernetes.exporter.metrics import METRICS
+from ocigpu.exporter.metrics import METRICS
 
 DASHBOARD = REPOSITORY / "packaging/grafana/ocigpu-gpus.json"
 ALERTS = REPOSITORY / "packaging/prometheus/ocigpu-alerts.yaml"
@@ -20,7 +20,7 @@ DEFAULTS = {metric.name for metric in METRICS if metric.default and metric.kind 
 OWN = set(
     re.findall(
         r"ocigpu_exporter_[a-z_]+",
-        "".join(path.read_text() for path in (REPOSITORY / "ocigpu/kubernetes/exporter").glob("*.py")),
+        "".join(path.read_text() for path in (REPOSITORY / "ocigpu/exporter").glob("*.py")),
     )
 )
 LABELS = {"hostname", "gpu", "UUID", "modelName", "GPU_I_PROFILE", "pod", "namespace", "container", "instance"}

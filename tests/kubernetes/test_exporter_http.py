@@ -20,7 +20,7 @@ from support.process import child_of, run
 from support.product import PROGRAMS, SimulatedHost, make_simulated_host
 from support.trees import pci_function, write_tree
 
-from ocigpu.kubernetes.exporter.metrics import BY_NAME, METRICS
+from ocigpu.exporter.metrics import BY_NAME, METRICS
 
 TEMPERATURE, UTIL, USED, FREE = (f"DCGM_FI_DEV_{name}" for name in ("GPU_TEMP", "GPU_UTIL", "FB_USED", "FB_FREE"))
 ACTIVE = "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
@@ -471,7 +471,7 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
 
 WITHOUT_GRPC = """import sys
 sys.modules.update(dict.fromkeys(("grpc", "google.protobuf")))
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 sys.exit(main(["exporter", *sys.argv[1:]]))
 """
 

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from support.product import REPOSITORY
 
 from ocigpu.core.errors import OcigpuError, SettingsError, UsageError
-from ocigpu.gpus.pci import Function
-from ocigpu.gpus.vfio.facts import Candidate
-from ocigpu.kubernetes.exporter.collectors import DEFAULTS, Collector, parse_collectors, write_collectors
-from ocigpu.kubernetes.exporter.exposition import Picture, render
-from ocigpu.kubernetes.exporter.metrics import (
+from ocigpu.exporter.collectors import DEFAULTS, Collector, parse_collectors, write_collectors
+from ocigpu.exporter.exposition import Picture, render
+from ocigpu.exporter.metrics import (
     BY_NAME,
     CLOCK_COUNT,
     GPM_METRICS,
@@ -25,10 +23,13 @@ from ocigpu.kubernetes.exporter.metrics import (
     XID_MESSAGES,
     XID_TOTAL,
 )
-from ocigpu.kubernetes.exporter.nvml_readers import LABEL_READERS, READERS
-from ocigpu.kubernetes.exporter.options import Devices, ExporterOptions, parse_address, parse_devices, parse_options
-from ocigpu.kubernetes.exporter.owners import WHOLE, Claim, Held, Owner, find_owners, find_vfio_owners, read_jobs
-from ocigpu.kubernetes.exporter.sample import GpuSample, Instance, Sample, parse_sample
+from ocigpu.exporter.nvml_readers import LABEL_READERS, READERS
+from ocigpu.exporter.options import Devices, ExporterOptions, parse_address, parse_devices, parse_options
+from ocigpu.exporter.owners import WHOLE, find_owners, find_vfio_owners, read_jobs
+from ocigpu.exporter.sample import GpuSample, Instance, Sample, parse_sample
+from ocigpu.gpus.pci import Function
+from ocigpu.gpus.vfio.facts import Candidate
+from ocigpu.kubernetes.cluster.owners import Claim, Held, Owner
 
 UTIL, USED = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"
 GPUS = (
@@ -504,6 +505,6 @@ def test_every_error_of_the_exporter_has_a_code() -> None:
 
 def test_the_documentation_has_what_the_exporter_says_of_itself() -> None:
     text = (REPOSITORY / "docs/METRICS.md").read_text()
-    own = {name for path in (REPOSITORY / "ocigpu/kubernetes/exporter").glob("*.py")
+    own = {name for path in (REPOSITORY / "ocigpu/exporter").glob("*.py")
            for name in re.findall(r'"(ocigpu_exporter_\w+)"', path.read_text())}  # fmt: skip
     assert own == set(re.findall(r"^\| `(ocigpu_exporter_\w+)`", text, re.MULTILINE))

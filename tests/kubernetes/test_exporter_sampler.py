@@ -9,8 +9,8 @@ from support.process import is_alive
 from support.product import SimulatedHost
 
 from ocigpu.core.settings import Settings
-from ocigpu.kubernetes.exporter.sample import Sample
-from ocigpu.kubernetes.exporter.sampler import STUCK, Orders, Sampler, find_library
+from ocigpu.exporter.sample import Sample
+from ocigpu.exporter.sampler import STUCK, Orders, Sampler, find_library
 from ocigpu.system.service import Backoff
 from ocigpu.system.settings_file import read_settings
 

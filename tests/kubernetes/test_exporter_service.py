@@ -7,9 +7,9 @@ import pytest
 from exporter_lab import read_page, value
 
 from ocigpu.core.settings import Settings
-from ocigpu.kubernetes.exporter.options import ExporterOptions
-from ocigpu.kubernetes.exporter.sample import GpuSample, Sample
-from ocigpu.kubernetes.exporter.service import ExporterService
+from ocigpu.exporter.options import ExporterOptions
+from ocigpu.exporter.sample import GpuSample, Sample
+from ocigpu.exporter.service import ExporterService
 from ocigpu.system.service import ServiceLog
 
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
@@ -53,7 +53,7 @@ def test_a_defect_is_told_and_the_work_begins_anew(
         raise SystemExit
 
     monkeypatch.setattr(service._sampler, "wait", wait)
-    monkeypatch.setattr("ocigpu.kubernetes.exporter.service.PAUSE", 0.0)
+    monkeypatch.setattr("ocigpu.exporter.service.PAUSE", 0.0)
     with pytest.raises(SystemExit):
         service._collect()
     assert "RuntimeError: a defect" in capsys.readouterr().out

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from support.product import SimulatedHost
 
-from ocigpu.kubernetes.exporter.owners import WHOLE, Held, Owner, find_owners
-from ocigpu.kubernetes.exporter.sample import GpuSample
-from ocigpu.kubernetes.exporter.sampler import Orders, Sampler
-from ocigpu.kubernetes.exporter.shares import USED, UTILIZATION, find_split, pod_uid, read_pod_uids
+from ocigpu.exporter.owners import WHOLE, find_owners
+from ocigpu.exporter.sample import GpuSample
+from ocigpu.exporter.sampler import Orders, Sampler
+from ocigpu.exporter.shares import USED, UTILIZATION, find_split, pod_uid, read_pod_uids
+from ocigpu.kubernetes.cluster.owners import Held, Owner
 from ocigpu.system.settings_file import read_settings
 
 ONE, TWO = "11111111-2222-3333-4444-555555555555", "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"

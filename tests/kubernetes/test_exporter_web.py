@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ocigpu.kubernetes.exporter import web
+from ocigpu.system import pages as web
 
 PAGE = web.make_page(b"x 1\n")
 

@@ -16,9 +16,9 @@ from ocigpu.gpus.nvidia.fabric.state import KeptFabric
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.holders import claim, read_holders
 from ocigpu.gpus.vfio.identity import GpuModule, write_table
-from ocigpu.kubernetes.exporter.pods import Listing
-from ocigpu.kubernetes.tenants import machine
-from ocigpu.kubernetes.tenants.machine import MachineHands, find_holders, open_fabric_at, run_check
+from ocigpu.kubernetes.cluster.pods import Listing
+from ocigpu.kubernetes.leases import machine
+from ocigpu.kubernetes.leases.machine import MachineHands, find_holders, open_fabric_at, run_check
 from ocigpu.sim.create import create_host
 from ocigpu.sim.fabric import SimulatedManager
 from ocigpu.system.settings_file import read_settings

@@ -21,10 +21,10 @@ from ocigpu.gpus.nvidia.fabric.partitions import FabricError, board_partitions
 from ocigpu.gpus.nvidia.fabric.state import FabricStore, KeptFabric
 from ocigpu.kubernetes.api import fabric_pb2 as pb
 from ocigpu.kubernetes.api.services import method, open_channel
-from ocigpu.kubernetes.tenants import fabric_server
-from ocigpu.kubernetes.tenants.fabric_client import GrpcFabric, open_fabric
-from ocigpu.kubernetes.tenants.fabric_messages import SERVICE, ServiceAddress, parse_service
-from ocigpu.kubernetes.tenants.fabric_server import FabricServer
+from ocigpu.kubernetes.fabric import server as fabric_server
+from ocigpu.kubernetes.fabric.client import GrpcFabric, open_fabric
+from ocigpu.kubernetes.fabric.messages import SERVICE, ServiceAddress, parse_service
+from ocigpu.kubernetes.fabric.server import FabricServer
 from ocigpu.sim.fabric import SimulatedManager
 from ocigpu.system.relay import Relay
 
@@ -385,7 +385,7 @@ def test_the_command_serves_until_it_is_told_to_end(
     ],
 )
 def test_nothing_is_served_to_everybody(capsys: pytest.CaptureFixture[str], words: list[str], what: str) -> None:
-    from ocigpu.cli.main import main
+    from ocigpu.cli.front.main import main
 
     assert main(["fabric", *words]) == 2
     assert what in capsys.readouterr().err

@@ -12,9 +12,9 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode, FeatureNodes, HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
-from ocigpu.kubernetes.allocate import host_path, usable_channels
-from ocigpu.kubernetes.config import Configuration, PluginOptions
-from ocigpu.kubernetes.devices import PluginDevice, Resource, make_inventory
+from ocigpu.kubernetes.node.config import Configuration, PluginOptions
+from ocigpu.kubernetes.node.devices import PluginDevice, Resource, make_inventory
+from ocigpu.kubernetes.plugin.allocate import host_path, usable_channels
 
 A100 = host("a100-8")
 IMEX = host("h100-4-imex")

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from ocigpu.kubernetes.api import deviceplugin_pb2, services
-from ocigpu.kubernetes.devices import PluginDevice
-from ocigpu.kubernetes.server import device_list
+from ocigpu.kubernetes.node.devices import PluginDevice
+from ocigpu.kubernetes.plugin.server import device_list
 
 PACKAGE = Path(services.__file__).parent
 SOURCES = PACKAGE.parents[2]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu.core.errors import SettingsError
-from ocigpu.kubernetes.config import (
+from ocigpu.kubernetes.node.config import (
     MAX_BYTES,
     OPTIONS,
     Configuration,
@@ -19,8 +19,8 @@ from ocigpu.kubernetes.config import (
     matches,
     parse_config_file,
 )
-from ocigpu.kubernetes.options import parse_duration
-from ocigpu.kubernetes.sharing import Shared, Sharing
+from ocigpu.kubernetes.node.sharing import Shared, Sharing
+from ocigpu.system.options import parse_duration
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 

@@ -7,8 +7,8 @@ import pytest
 from kubernetes_lab import configured, host, inventory, offered, shared
 
 from ocigpu.core.facts import DeviceNode, HostFacts, MigDevice
-from ocigpu.kubernetes.devices import MAX_DEVICES, MAX_ID, Inventory, PluginDevice, make_inventory, mig_resource
-from ocigpu.kubernetes.server import device_list
+from ocigpu.kubernetes.node.devices import MAX_DEVICES, MAX_ID, Inventory, PluginDevice, make_inventory, mig_resource
+from ocigpu.kubernetes.plugin.server import device_list
 
 A100 = host("a100-8")
 MIG = host("h100-8-mig")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.kubernetes.config import Configuration
-from ocigpu.kubernetes.devices import PluginDevice, Resource
-from ocigpu.kubernetes.health import (
+from ocigpu.kubernetes.node.config import Configuration
+from ocigpu.kubernetes.node.devices import PluginDevice, Resource
+from ocigpu.kubernetes.node.health import (
     APPLICATION_XIDS,
     NO_INSTANCE,
     Event,

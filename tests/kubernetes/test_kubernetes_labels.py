@@ -10,18 +10,17 @@ from support.trees import pci_function, write_tree
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
-from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize
-from ocigpu.kubernetes.labelling import read_surroundings, remove_features, write_features
-from ocigpu.kubernetes.labels import (
+from ocigpu.gpus.nvidia.hardware import GpuDetails, Hardware, MigSize, family
+from ocigpu.kubernetes.labels.labels import (
     Surroundings,
     Vgpu,
-    family,
     make_labels,
     make_machine_labels,
     parse_vgpu,
     render_features,
     sanitise,
 )
+from ocigpu.kubernetes.labels.program import read_surroundings, remove_features, write_features
 
 T4 = host("t4-1")
 A100 = host("a100-8")

@@ -6,8 +6,8 @@ import pytest
 from kubernetes_lab import host, inventory, shared
 
 from ocigpu.core.facts import HostFacts
-from ocigpu.kubernetes.devices import Resource
-from ocigpu.kubernetes.mps import control_commands, max_clients, mps_directories, mps_problem
+from ocigpu.kubernetes.mps.shares import control_commands, max_clients, mps_directories, mps_problem
+from ocigpu.kubernetes.node.devices import Resource
 
 A100 = host("a100-8")
 MIG = host("h100-8-mig")

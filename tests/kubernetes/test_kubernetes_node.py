@@ -9,9 +9,9 @@ from support.product import SimulatedHost
 from support.trees import Tree, pci_function, write_tree
 
 from ocigpu.core.settings import Settings
-from ocigpu.kubernetes.config import PluginOptions
-from ocigpu.kubernetes.devices import Inventory
-from ocigpu.kubernetes.node import GONE, carry_over, host_settings, read_node
+from ocigpu.kubernetes.node.config import PluginOptions
+from ocigpu.kubernetes.node.devices import Inventory
+from ocigpu.kubernetes.node.reading import GONE, carry_over, host_settings, read_node
 from ocigpu.system.settings_file import read_settings
 
 A100 = host("a100-8")
@@ -54,7 +54,7 @@ def test_a_node_whose_gpus_are_for_virtual_machines(tmp_path: Path, strategy: st
 
 
 def test_a_node_by_model_without_a_list_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocigpu.kubernetes.vfio.read_model_names", dict)
+    monkeypatch.setattr("ocigpu.kubernetes.node.vfio.read_model_names", dict)
     found = read_node(write_tree(tmp_path, VFIO), configured(vfio_resource="model"))
     assert [resource.name for resource in found.inventory.resources] == ["nvidia.com/2330"]
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ocigpu.core.errors import RequestError
-from ocigpu.kubernetes.devices import PluginDevice
-from ocigpu.kubernetes.preferred import Scores, prefer
+from ocigpu.kubernetes.node.devices import PluginDevice
+from ocigpu.kubernetes.plugin.preferred import Scores, prefer
 
 
 def gpus(count: int) -> list[PluginDevice]:

@@ -10,8 +10,8 @@ from support.process import is_alive, wait_for
 from support.product import SimulatedHost
 
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.kubernetes.hardware import GpuDetails, Hardware, MigSize, parse_hardware, read_hardware
-from ocigpu.kubernetes.topology import GpuPlace, numa_nodes, pair_scores, path_score, read_place, read_places
+from ocigpu.gpus.nvidia.hardware import GpuDetails, Hardware, MigSize, parse_hardware, read_hardware
+from ocigpu.gpus.nvidia.topology import GpuPlace, numa_nodes, pair_scores, path_score, read_place, read_places
 from ocigpu.sim.create import create_host
 from ocigpu.sim.models import sim_uuid
 from ocigpu.system.settings_file import read_settings
@@ -162,7 +162,7 @@ def test_a_question_to_nvml_that_hangs_ends_with_the_process_that_asked(mig_host
     code = (
         "import sys; from ocigpu.gpus.nvidia.discover import read_host_facts\n"
         "from ocigpu.system.settings_file import read_settings\n"
-        "from ocigpu.kubernetes.hardware import read_hardware\n"
+        "from ocigpu.gpus.nvidia.hardware import read_hardware\n"
         "facts = read_host_facts(read_settings(sys.argv[1])); input(); read_hardware(facts)"
     )
     path = mig_host.directory / "faults"

@@ -13,11 +13,11 @@ from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio.facts import GroupMembers, VfioFacts, read_vfio_facts
 from ocigpu.gpus.vfio.offers import offer_functions
-from ocigpu.kubernetes.config import Configuration
-from ocigpu.kubernetes.exporter.owners import Held, Owner
-from ocigpu.kubernetes.exporter.pods import Listing
-from ocigpu.kubernetes.tenants import machine
-from ocigpu.kubernetes.vfio import PCI_IDS, make_vfio_inventory, model_class, read_model_names
+from ocigpu.kubernetes.cluster.owners import Held, Owner
+from ocigpu.kubernetes.cluster.pods import Listing
+from ocigpu.kubernetes.leases import machine
+from ocigpu.kubernetes.node.config import Configuration
+from ocigpu.kubernetes.node.vfio import PCI_IDS, make_vfio_inventory, model_class, read_model_names
 
 API: Tree = {"/sys/class/misc/vfio/dev": "10:196\n", "/dev/vfio/vfio": ""}
 H100, B200, SWITCH = "10de:2330", "10de:2901", "10de:22a3"
@@ -107,7 +107,7 @@ def test_the_agent_knows_all_gpus_of_a_pods_group(
 ) -> None:
     read = facts(tmp_path, {**TWO, **function("0000:3b:00.0", 9)})
     held = Held(Owner("pod", "tenant-a", "main"), f"nvidia.com/{name}", "9")
-    monkeypatch.setattr("ocigpu.kubernetes.vfio.read_model_names", lambda: {0x2901: "GB100 [B200]"})
+    monkeypatch.setattr("ocigpu.kubernetes.node.vfio.read_model_names", lambda: {0x2901: "GB100 [B200]"})
     monkeypatch.setattr(machine, "list_containers", lambda _socket: Listing(held=(held,)))
     monkeypatch.setattr(machine, "read_vfio_facts", lambda _roots: read)
     found = machine.MachineHands(Settings(), lambda _gpu: "", resource).pods()

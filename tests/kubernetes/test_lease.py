@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ocigpu.core.errors import HostError, RequestError
-from ocigpu.kubernetes.tenants.lease import (
+from ocigpu.kubernetes.leases.lease import (
     CHECK_LIMIT,
     QUIET,
     RECLAIM_LIMITS,

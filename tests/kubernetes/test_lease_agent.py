@@ -12,9 +12,9 @@ from lease_lab import DEVICES, GPUS, MODULES, World
 from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus.nvidia.fabric.partitions import UNLINKED
 from ocigpu.gpus.vfio.facts import GroupMembers
-from ocigpu.kubernetes.devices import PluginDevice, Resource
-from ocigpu.kubernetes.tenants.gate import LeaseGate
-from ocigpu.kubernetes.tenants.lease import Happened, LeaseEvent, Phase, describe
+from ocigpu.kubernetes.leases.gate import LeaseGate
+from ocigpu.kubernetes.leases.lease import Happened, LeaseEvent, Phase, describe
+from ocigpu.kubernetes.node.devices import PluginDevice, Resource
 
 PAIR = (GPUS[0], GPUS[2])
 """Modules 1 and 3, a partition."""

@@ -15,12 +15,12 @@ from support.lines import Lines
 from support.process import wait_for
 from support.product import REPOSITORY
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.config import parse_flags, read_configuration
-from ocigpu.kubernetes.tenants.lease import Lease, Phase
-from ocigpu.kubernetes.tenants.report import LeaseReporter, LeaseWatch, lease_name
-from ocigpu.kubernetes.tenants.resources import Documents
+from ocigpu.kubernetes.cluster.documents import Documents
+from ocigpu.kubernetes.leases.lease import Lease, Phase
+from ocigpu.kubernetes.leases.report import LeaseReporter, LeaseWatch, lease_name
+from ocigpu.kubernetes.node.config import parse_flags, read_configuration
 
 VALUES: dict[str, Any] = {
     "leases": {

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.tenants import journal as module
-from ocigpu.kubernetes.tenants.journal import HISTORY, NAME, LeaseJournal, parse_lines, replay
-from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, LeaseHolder, Phase
-from ocigpu.kubernetes.tenants.objects import quarantine_name
+from ocigpu.kubernetes.leases import journal as module
+from ocigpu.kubernetes.leases.journal import HISTORY, NAME, LeaseJournal, parse_lines, replay
+from ocigpu.kubernetes.leases.lease import Happened, Lease, LeaseEvent, LeaseHolder, Phase
+from ocigpu.kubernetes.leases.objects import quarantine_name
 
 GPUS = [f"0000:{number:02x}:00.0" for number in range(1, 9)]
 
@@ -255,8 +255,8 @@ def test_two_programs_write_one_journal(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from ocigpu.kubernetes.tenants import journal as module
-from ocigpu.kubernetes.tenants.lease import Lease, Phase
+from ocigpu.kubernetes.leases import journal as module
+from ocigpu.kubernetes.leases.lease import Lease, Phase
 module.COMPACT_AT = 4000
 journal = module.LeaseJournal(sys.argv[1])
 for generation in range(1, 1_000_000):

@@ -23,7 +23,7 @@ from support.driverless import GPUS, MODULES
 from support.process import wait_for
 from test_lease_programs import GPU, Node, group_of, quick
 
-from ocigpu.kubernetes.tenants.lease import Phase
+from ocigpu.kubernetes.leases.lease import Phase
 from ocigpu.sim.board import SimBus
 
 pytestmark = pytest.mark.root

@@ -7,9 +7,9 @@ import pytest
 from lease_lab import GPUS, SETS, World
 
 from ocigpu.core.errors import HostError, SettingsError
-from ocigpu.kubernetes.exporter.exposition import render_histogram
-from ocigpu.kubernetes.tenants.lease import Lease, Phase
-from ocigpu.kubernetes.tenants.metrics import METRICS, LeaseMetrics, serve_metrics
+from ocigpu.kubernetes.leases.lease import Lease, Phase
+from ocigpu.kubernetes.leases.metrics import METRICS, LeaseMetrics, serve_metrics
+from ocigpu.system.exposition import render_histogram
 
 NAMED = [tuple(GPUS[number - 1] for number in ids) for ids in SETS]
 

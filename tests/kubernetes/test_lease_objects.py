@@ -12,13 +12,13 @@ from support.lines import Lines
 from support.process import wait_for
 
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.tenants.announce import make_event
-from ocigpu.kubernetes.tenants.lease import Happened, Lease, LeaseEvent, LeaseHolder, Phase
-from ocigpu.kubernetes.tenants.objects import LeaseWish, notices_between, read_wish
-from ocigpu.kubernetes.tenants.report import LOOK_SECONDS, LeaseReporter, LeaseWatch, lease_name
-from ocigpu.kubernetes.tenants.resources import Documents
-from ocigpu.kubernetes.tenants.service.fleet import view_nodes
-from ocigpu.kubernetes.tenants.tenancy import find_held_leases
+from ocigpu.kubernetes.cluster.announce import make_event
+from ocigpu.kubernetes.cluster.documents import Documents
+from ocigpu.kubernetes.leases.lease import Happened, Lease, LeaseEvent, LeaseHolder, Phase
+from ocigpu.kubernetes.leases.objects import LeaseWish, notices_between, read_wish
+from ocigpu.kubernetes.leases.report import LOOK_SECONDS, LeaseReporter, LeaseWatch, lease_name
+from ocigpu.tenants.service.fleet import view_nodes
+from ocigpu.tenants.tenancy import find_held_leases
 
 CRD = Path(__file__).parents[2] / "packaging/kubernetes/chart/kinds/gpuleases.yaml"
 NAME = lease_name("node-1", GPUS[0])

@@ -17,8 +17,8 @@ from support.process import wait_for
 
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.identity import GpuModule, write_table
-from ocigpu.kubernetes.tenants.journal import LeaseJournal
-from ocigpu.kubernetes.tenants.lease import RESERVE_LIMIT, Lease
+from ocigpu.kubernetes.leases.journal import LeaseJournal
+from ocigpu.kubernetes.leases.lease import RESERVE_LIMIT, Lease
 from ocigpu.sim.create import create_host
 from ocigpu.sim.fabric import SimulatedManager
 from ocigpu.system.settings_file import read_settings
@@ -35,9 +35,9 @@ def quick(reserve: float, absent: float) -> str:
     """Return the command with less patience: GPUs come back sooner."""
     return f"""
 import sys
-from ocigpu.cli.main import main
-from ocigpu.kubernetes.tenants import lease, node_agent
-lease.QUIET, lease.RESERVE_LIMIT, node_agent.ABSENT = 0.5, {reserve}, {absent}
+from ocigpu.cli.front.main import main
+from ocigpu.kubernetes.leases import agent, lease
+lease.QUIET, lease.RESERVE_LIMIT, agent.ABSENT = 0.5, {reserve}, {absent}
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -61,7 +61,7 @@ class Node:
         )
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "ocigpu.cli.main", "lease", *words, "--journal", str(self.leases)]
+        return [sys.executable, "-m", "ocigpu.cli.front.main", "lease", *words, "--journal", str(self.leases)]
 
     def ask(self, *words: str, status: int = 0) -> dict[str, Any]:
         found = subprocess.run(self.command(*words, "--json"), capture_output=True, text=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.lease_simulation import Chances, Simulation, table_of_document, write_document
 
-from ocigpu.kubernetes.tenants.lease import LeasePhase
+from ocigpu.kubernetes.leases.lease import LeasePhase
 
 DOCUMENT = Path(__file__).parents[2] / "docs/LEASES.md"
 

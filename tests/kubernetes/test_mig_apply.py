@@ -18,7 +18,7 @@ from support.products import one_in
 from ocigpu.core.errors import SettingsError
 from ocigpu.gpus.nvidia import nvml_process
 from ocigpu.gpus.nvidia.mig_layout import balanced, plan_change
-from ocigpu.kubernetes.mig_config import make_layouts, parse_checkpoint, parse_hooks, parse_layout_file, wanted_of
+from ocigpu.kubernetes.mig.layouts import make_layouts, parse_checkpoint, parse_hooks, parse_layout_file, wanted_of
 from ocigpu.sim.libraries import library_triplet
 from ocigpu.sim.models import MODELS
 from ocigpu.system.store import open_lock
@@ -398,7 +398,7 @@ def test_a_change_that_is_killed_leaves_what_was_before(
     before = layouts_of(host)
     file = hooks(work_directory, pre_apply_config="kill -9 $PPID")
     config = ("--config", str(host / "config.toml"))
-    words = [sys.executable, "-m", "ocigpu.cli.main", "mig", "apply", "-c", "all-balanced", "-k", file, *config]
+    words = [sys.executable, "-m", "ocigpu.cli.front.main", "mig", "apply", "-c", "all-balanced", "-k", file, *config]
     assert subprocess.run(words, capture_output=True).returncode == -signal.SIGKILL
     assert [gpu.mode for gpu in layouts_of(host)] == [1]
     kept = host / "run/ocigpu/mig-before.json"

@@ -26,7 +26,7 @@ from ocigpu.gpus.nvidia.mig_layout import (
     plan_back,
     plan_change,
 )
-from ocigpu.kubernetes.mig_config import parse_layout_file, to_document, wanted_of
+from ocigpu.kubernetes.mig.layouts import parse_layout_file, to_document, wanted_of
 from ocigpu.system.settings_file import read_settings
 
 

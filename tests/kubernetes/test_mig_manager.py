@@ -19,8 +19,8 @@ from ocigpu.core.errors import HostError, SettingsError
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.devices import DraDevice
 from ocigpu.kubernetes.dra.state import ClaimRecord, ClaimStore
-from ocigpu.kubernetes.mig_config import parse_services
-from ocigpu.kubernetes.mig_manager import (
+from ocigpu.kubernetes.mig.layouts import parse_services
+from ocigpu.kubernetes.mig.manager import (
     CONFIG,
     JOURNAL,
     PAUSED,
@@ -31,7 +31,7 @@ from ocigpu.kubernetes.mig_manager import (
     MigManager,
     StoppedError,
 )
-from ocigpu.kubernetes.mig_node import HostTools, MigAnswer, NodeApi
+from ocigpu.kubernetes.mig.node import HostTools, MigAnswer, NodeApi
 from ocigpu.system.service import ServiceLog
 
 PLUGIN, EXPORTER, DCGM = (f"nvidia.com/gpu.deploy.{name}" for name in ("device-plugin", "dcgm-exporter", "dcgm"))

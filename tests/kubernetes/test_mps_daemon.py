@@ -18,11 +18,11 @@ from support.product import PROGRAMS, SimulatedHost
 from ocigpu.core.errors import HostError, UsageError
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.nvml_process import DEFAULT, EXCLUSIVE_PROCESS, set_compute_mode
-from ocigpu.kubernetes.devices import Inventory, Resource
-from ocigpu.kubernetes.mps import waiting_resources, waits_for_mps
-from ocigpu.kubernetes.mps_control import ControlDaemon, Job, Times, check_size, find_program, relabel
-from ocigpu.kubernetes.mps_supervisor import MpsKeeper, MpsPlan, plan_daemons
-from ocigpu.kubernetes.node import read_node
+from ocigpu.kubernetes.mps.daemon import ControlDaemon, Job, Times, check_size, find_program, relabel
+from ocigpu.kubernetes.mps.shares import waiting_resources, waits_for_mps
+from ocigpu.kubernetes.mps.supervisor import MpsKeeper, MpsPlan, plan_daemons
+from ocigpu.kubernetes.node.devices import Inventory, Resource
+from ocigpu.kubernetes.node.reading import read_node
 from ocigpu.system.settings_file import read_settings
 
 pytestmark = pytest.mark.root

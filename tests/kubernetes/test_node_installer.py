@@ -24,9 +24,15 @@ from support.runtimes import container_id
 from ocigpu import __version__
 from ocigpu.core.errors import HostError
 from ocigpu.engines.places import Daemon, parse_release
-from ocigpu.kubernetes.host_engine import HostEngine, Running, own_sockets
-from ocigpu.kubernetes.host_files import HostFiles, payload_version
-from ocigpu.kubernetes.node_installer import LABEL, VERSION_LABEL, InstallerOptions, NodeInstaller, RestartFailedError
+from ocigpu.kubernetes.installer.engine import HostEngine, Running, own_sockets
+from ocigpu.kubernetes.installer.files import HostFiles, payload_version
+from ocigpu.kubernetes.installer.program import (
+    LABEL,
+    VERSION_LABEL,
+    InstallerOptions,
+    NodeInstaller,
+    RestartFailedError,
+)
 from ocigpu.system.programs import Finished
 
 NODE = "/api/v1/nodes/n"

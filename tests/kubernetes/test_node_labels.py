@@ -18,10 +18,10 @@ from support.trees import pci_function, write_tree
 
 from ocigpu.core.errors import HostError, SettingsError
 from ocigpu.core.settings import Settings
-from ocigpu.kubernetes import labelling
-from ocigpu.kubernetes.api_server import ApiServer, find_api_server, request
-from ocigpu.kubernetes.config import PluginOptions, Told
-from ocigpu.kubernetes.labelling import Labeller, LabelPlace, find_place, publish, read_labels, withdraw
+from ocigpu.kubernetes.cluster.api_server import ApiServer, find_api_server, request
+from ocigpu.kubernetes.labels import program as labelling
+from ocigpu.kubernetes.labels.program import Labeller, LabelPlace, find_place, publish, read_labels, withdraw
+from ocigpu.kubernetes.node.config import PluginOptions, Told
 from ocigpu.system.service import MAX_TOPICS
 from ocigpu.system.settings_file import read_settings
 

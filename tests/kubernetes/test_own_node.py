@@ -9,7 +9,7 @@ from deployment_lab import CASES, objects, of_kind
 from support.cluster import Cluster, make_kind
 from support.cluster_rules import Problem
 
-from ocigpu.kubernetes.mig_node import NodeApi
+from ocigpu.kubernetes.mig.node import NodeApi
 
 WRITING = {"create", "update", "patch", "delete", "deletecollection", "*"}
 NODE = "authentication.kubernetes.io/node-name"

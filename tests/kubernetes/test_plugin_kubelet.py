@@ -385,7 +385,8 @@ def test_a_wrong_command_line_says_so(
 
 
 def test_without_the_extra_the_command_names_it(work_directory: Path) -> None:
-    code = "import sys; sys.modules['grpc'] = None\nfrom ocigpu.cli.main import main\nsys.exit(main(['device-plugin']))"
+    code = "import sys; sys.modules['grpc'] = None\n"
+    code += "from ocigpu.cli.front.main import main\nsys.exit(main(['device-plugin']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "OCIGPU-KUBE-3" in done.stderr

@@ -17,23 +17,25 @@ from support.trees import pci_function, write_tree
 
 from ocigpu.cdi.check import check_spec
 from ocigpu.cdi.generate import Generated, Part
-from ocigpu.cli.manual import read_page
+from ocigpu.cli.front.manual import read_page
 from ocigpu.core.errors import SettingsError, UsageError
 from ocigpu.core.facts import DeviceNode, FeatureNodes
 from ocigpu.core.settings import Settings
+from ocigpu.exporter.options import OPTIONS as EXPORTER_OPTIONS
 from ocigpu.gpus.nvidia import nvml_verbs
-from ocigpu.kubernetes import node_program, specifications
-from ocigpu.kubernetes.allocate import CDI_VENDOR
-from ocigpu.kubernetes.config import OPTIONS, Configuration, Told, parse_flags, read_configuration
-from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
-from ocigpu.kubernetes.exporter.options import OPTIONS as EXPORTER_OPTIONS
-from ocigpu.kubernetes.health import NO_INSTANCE, Event, Monitor, Rules
-from ocigpu.kubernetes.listener import MAX_STREAMS, Feed
-from ocigpu.kubernetes.node import KubernetesNode
-from ocigpu.kubernetes.plugin import DevicePlugin, Timing
-from ocigpu.kubernetes.reader import hardware_reader, read_again
-from ocigpu.kubernetes.server import Registration, socket_name
-from ocigpu.kubernetes.specifications import wanted, write_specifications
+from ocigpu.kubernetes.api.listener import MAX_STREAMS, Feed
+from ocigpu.kubernetes.node import on_host
+from ocigpu.kubernetes.node import program as node_program
+from ocigpu.kubernetes.node.config import OPTIONS, Configuration, Told, parse_flags, read_configuration
+from ocigpu.kubernetes.node.devices import Inventory, PluginDevice, Resource
+from ocigpu.kubernetes.node.health import NO_INSTANCE, Event, Monitor, Rules
+from ocigpu.kubernetes.node.reading import KubernetesNode
+from ocigpu.kubernetes.plugin import specifications
+from ocigpu.kubernetes.plugin.allocate import CDI_VENDOR
+from ocigpu.kubernetes.plugin.plugin import DevicePlugin, Timing
+from ocigpu.kubernetes.plugin.reading import hardware_reader, read_again
+from ocigpu.kubernetes.plugin.server import Registration, socket_name
+from ocigpu.kubernetes.plugin.specifications import wanted, write_specifications
 from ocigpu.system.service import ServiceLog
 from ocigpu.system.settings_file import read_settings
 
@@ -306,7 +308,7 @@ def test_the_vdpau_library_is_where_libvdpau_looks() -> None:
     hook = {"hookName": "createContainer", "path": "/h", "args": ["h", *words, "+", *folders]}
     spec = {"kind": "a/b", "devices": [], "containerEdits": {"hooks": [hook], "mounts": mounts}}
     before = json.dumps(spec)
-    found = specifications.vdpau_apart(spec)["containerEdits"]
+    found = on_host.vdpau_apart(spec)["containerEdits"]
     assert [each["containerPath"] for each in found["mounts"]] == [
         f"{place}/libcuda.so.550",
         f"{place}/vdpau/libvdpau_nvidia.so.550",
@@ -315,7 +317,7 @@ def test_the_vdpau_library_is_where_libvdpau_looks() -> None:
     assert f"libvdpau_nvidia.so.550::{place}/vdpau/libvdpau_nvidia.so.1" in args
     assert args[-4:] == ["--folder", f"{place}/vdpau", "+", "last"]
     assert json.dumps(spec) == before
-    assert specifications.vdpau_apart({"devices": []}) == {"devices": []}
+    assert on_host.vdpau_apart({"devices": []}) == {"devices": []}
 
 
 def test_specifications_of_kata_are_those_of_its_resources() -> None:

@@ -37,10 +37,10 @@ from test_dra_examples import EXAMPLES, claim_spec
 from test_dra_slices import nine_gpus
 from test_dra_slices import node as a100
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.api_server import apply_to_node
-from ocigpu.kubernetes.config import PluginOptions
+from ocigpu.kubernetes.cluster.api_server import apply_to_node
+from ocigpu.kubernetes.cluster.documents import Documents
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef, read_allocation
 from ocigpu.kubernetes.dra.cluster import ApiCluster
 from ocigpu.kubernetes.dra.devices import DeviceOptions, DraDevice, Taint, make_devices
@@ -48,14 +48,14 @@ from ocigpu.kubernetes.dra.explain import read_fit
 from ocigpu.kubernetes.dra.fit import published_devices
 from ocigpu.kubernetes.dra.publisher import Published, Publisher
 from ocigpu.kubernetes.dra.slices import ApiFeatures
-from ocigpu.kubernetes.labelling import find_place, publish, withdraw
-from ocigpu.kubernetes.mig_node import NodeApi
-from ocigpu.kubernetes.tenants.controller import RESYNC, ControllerService, TenancyController
-from ocigpu.kubernetes.tenants.lease import Lease, Phase
-from ocigpu.kubernetes.tenants.report import LeaseReporter, lease_name
-from ocigpu.kubernetes.tenants.resources import Documents
-from ocigpu.kubernetes.tenants.tenancy import TenancyOptions, is_as_planned, plan_objects
+from ocigpu.kubernetes.labels.program import find_place, publish, withdraw
+from ocigpu.kubernetes.leases.lease import Lease, Phase
+from ocigpu.kubernetes.leases.report import LeaseReporter, lease_name
+from ocigpu.kubernetes.mig.node import NodeApi
+from ocigpu.kubernetes.node.config import PluginOptions
 from ocigpu.system.service import ServiceLog
+from ocigpu.tenants.controller import RESYNC, ControllerService, TenancyController
+from ocigpu.tenants.tenancy import TenancyOptions, is_as_planned, plan_objects
 
 pytestmark = pytest.mark.cluster(*SERVER, "KUBE_CONTROLLER_MANAGER")
 needs_scheduler = pytest.mark.cluster("KUBE_SCHEDULER")

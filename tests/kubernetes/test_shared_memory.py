@@ -8,13 +8,13 @@ from kubernetes_lab import configured, shared
 from support import requirements
 
 from ocigpu.core.settings import Settings
+from ocigpu.exporter.sampler import Orders, Sampler
+from ocigpu.gpus.nvidia.hardware import NOT_OFFERED
 from ocigpu.kubernetes.dra.devices import DeviceOptions, make_devices
 from ocigpu.kubernetes.dra.node import read_dra_node
-from ocigpu.kubernetes.exporter.sampler import Orders, Sampler
-from ocigpu.kubernetes.hardware import NOT_OFFERED
-from ocigpu.kubernetes.labels import Surroundings, make_labels
-from ocigpu.kubernetes.mps import control_commands
-from ocigpu.kubernetes.node import read_node
+from ocigpu.kubernetes.labels.labels import Surroundings, make_labels
+from ocigpu.kubernetes.mps.shares import control_commands
+from ocigpu.kubernetes.node.reading import read_node
 from ocigpu.sim.create import create_host
 from ocigpu.system.settings_file import read_settings
 

@@ -8,7 +8,7 @@ import pytest
 from support.cluster import Cluster
 from tenancy_lab import install, make_controller, settle
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ from tenancy_lab import (
 )
 
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.tenants import controller as controller_module
-from ocigpu.kubernetes.tenants.controller import RESYNC, ControllerService
-from ocigpu.kubernetes.tenants.leader import DEADLINE, DURATION, RETRY, Leader, NotLeadingError
-from ocigpu.kubernetes.tenants.resources import Documents
-from ocigpu.kubernetes.tenants.tenancy import TenancyOptions
+from ocigpu.kubernetes.cluster.documents import Documents
+from ocigpu.kubernetes.cluster.leader import DEADLINE, DURATION, RETRY, Leader, NotLeadingError
 from ocigpu.system.service import ServiceLog
+from ocigpu.tenants import controller as controller_module
+from ocigpu.tenants.controller import RESYNC, ControllerService
+from ocigpu.tenants.tenancy import TenancyOptions
 
 SPACE = "tenant-landon"
 

@@ -14,8 +14,8 @@ from support.cluster import Cluster
 from support.cluster_rules import Problem
 from tenancy_lab import ACCOUNT, ADMIN, PLAIN, SERVICE, install, pod, tenancy
 
-from ocigpu.kubernetes.quantity import parse_quantity
-from ocigpu.kubernetes.tenants.tenancy import (
+from ocigpu.kubernetes.cluster.quantity import parse_quantity
+from ocigpu.tenants.tenancy import (
     COUNTED,
     DEFAULTS,
     TenancyOptions,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ocigpu.kubernetes.dra.effects import remove_mps
-from ocigpu.kubernetes.mps import mps_directories
+from ocigpu.kubernetes.mps.shares import mps_directories
 from ocigpu.system.removal import empty_directory, remove_directory
 
 

@@ -15,7 +15,7 @@ from support import requirements
 from support.process import Completed, run, stop
 from support.products import one_in
 
-from ocigpu.cli.main import main
+from ocigpu.cli.front.main import main
 from ocigpu.core.errors import OcigpuError
 from ocigpu.sim import libraries
 from ocigpu.sim.create import create_host

@@ -15,8 +15,8 @@ from support.runtimes import answers, container_id, parts, probe, run_container,
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import facts_from_json
 from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.hardware import read_hardware
 from ocigpu.gpus.nvidia.nvml_process import nvml_place
-from ocigpu.kubernetes.hardware import read_hardware
 from ocigpu.sim.create import create_host
 from ocigpu.sim.models import MODELS
 from ocigpu.system.settings_file import read_settings

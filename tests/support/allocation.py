@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from ocigpu.kubernetes import allocate as product
+from ocigpu.kubernetes.plugin import allocate as product
 
 
 class PluginMount(NamedTuple):

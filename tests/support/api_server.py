@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from ocigpu.kubernetes.api_server import ApiServer
+from ocigpu.kubernetes.cluster.api_server import ApiServer
 
 TOKEN = "token-of-the-tests"
 

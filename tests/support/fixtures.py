@@ -15,7 +15,7 @@ from support.process import run
 from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, make_simulated_host
 from support.runtimes import container_id, set_cgroup
 
-from ocigpu.cli.archive_image import write_image
+from ocigpu.cli.engines.archive_image import write_image
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ocigpu.gpus.nvidia.fabric.partitions import Partition, choose_partition
-from ocigpu.kubernetes.tenants.journal import doubt
-from ocigpu.kubernetes.tenants.lease import (
+from ocigpu.kubernetes.leases.journal import doubt
+from ocigpu.kubernetes.leases.lease import (
     Effect,
     Happened,
     Lease,

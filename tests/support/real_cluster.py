@@ -24,7 +24,7 @@ from support.cluster import ADMIN
 from support.cluster_rules import Problem
 from support.process import stop, wait_for
 
-from ocigpu.kubernetes.api_server import ApiServer
+from ocigpu.kubernetes.cluster.api_server import ApiServer
 
 Object = dict[str, Any]
 SERVER = ("KUBE_APISERVER", "ETCD")

@@ -89,7 +89,7 @@ def _named_gpus() -> list[tuple[Any, str]]:
 
 
 def print_details() -> None:
-    """Print memory, connections and sizes of MIG devices; see :mod:`ocigpu.kubernetes.hardware`."""
+    """Print memory, connections and sizes of MIG devices; see :mod:`ocigpu.gpus.nvidia.hardware`."""
     named = _named_gpus()
     levels = [
         [one, two, level]
@@ -415,7 +415,7 @@ def _destroy(gi: Any) -> None:
 
 
 def watch_events() -> None:
-    """Print the XID events of all GPUs, for ever; see :mod:`ocigpu.kubernetes.node_program`.
+    """Print the XID events of all GPUs, for ever; see :mod:`ocigpu.kubernetes.node.program`.
 
     ``{"watched": [...], "unwatched": {...}}`` first, then ``{"xid": ...}`` for each, and ``{}`` as a sign of life.
     Source: "Event Handling Methods" of the API reference.

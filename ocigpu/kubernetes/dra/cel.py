@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from ocigpu.core.errors import HostError, how_to_install
-from ocigpu.kubernetes.quantity import parse_quantity
+from ocigpu.kubernetes.cluster.quantity import parse_quantity
 
 MAX_EXPRESSION = 10 << 10
 """Bytes of a selector (CELSelectorExpressionMaxLength)."""

@@ -11,7 +11,7 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 from lightkube.resources.core_v1 import Node
 
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.client import FAILURES, ask, is_gone, open_client, refused, status_of
+from ocigpu.kubernetes.cluster.client import FAILURES, ask, is_gone, open_client, refused, status_of
 from ocigpu.kubernetes.dra.slices import GROUP, Present, from_version
 
 VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -98,7 +98,7 @@ class ApiCluster:
 
 
 def open_cluster(kubeconfig: str = "") -> ApiCluster:
-    """Return the API server; raises HostError (OCIGPU-KUBE-5), see :func:`ocigpu.kubernetes.client.open_client`."""
+    """Return the API server; raises as :func:`~ocigpu.kubernetes.cluster.client.open_client`."""
     return ApiCluster(open_client(Client, kubeconfig))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import RequestError, quoted
-from ocigpu.kubernetes.quantity import parse_quantity
+from ocigpu.kubernetes.cluster.quantity import parse_quantity
 
 API_VERSION = "resource.nvidia.com/v1beta1"
 INTERVALS = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}

@@ -9,15 +9,15 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
+from ocigpu.gpus.nvidia.hardware import Hardware, MigSize, family
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
+from ocigpu.gpus.nvidia.topology import GpuPlace
 from ocigpu.gpus.parts import GpuPart, as_version
 from ocigpu.gpus.pci import Function
 from ocigpu.gpus.tree import normal_bus_id, sysfs_address
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, VfioFacts
-from ocigpu.kubernetes.hardware import Hardware, MigSize
-from ocigpu.kubernetes.labels import family
-from ocigpu.kubernetes.topology import GpuPlace
+from ocigpu.kubernetes.node.vfio import name_at, vfio_name
 
 STANDARD = "resource.kubernetes.io"
 """Domain of the attributes that mean the same with every driver."""
@@ -296,17 +296,6 @@ def _machine_functions(node: DraNode) -> list[Function]:
     return [item.function for item in node.vfio.candidates if not item.is_switch]
 
 
-def vfio_names(facts: VfioFacts) -> dict[str, str]:
-    """Return the PCI addresses of the GPUs that may go to virtual machines, by the names of their devices."""
-    addresses = (item.function.address for item in facts.candidates if not item.is_switch)
-    return {vfio_name(address): address for address in addresses}
-
-
-def vfio_name(address: str) -> str:
-    """Return the name of the device that is the GPU at an address for a virtual machine."""
-    return _at("gpu-vfio", address)
-
-
 def _may_switch(address: str, node: DraNode) -> bool:
     """Return whether a GPU could be handed from its driver to VFIO: in an IOMMU group, and not cut into MIG devices."""
     cut = {gpu.bus_id for gpu in node.facts.gpus if gpu.mig_enabled}
@@ -346,7 +335,7 @@ def _other_device(part: GpuPart, node: DraNode) -> DraDevice:
     """Return a GPU, or a partition."""
     address = normal_bus_id(part.address)
     number = () if part.partition < 0 else (part.partition,)
-    name = "-".join([_at("gpu", address), *map(str, number)])
+    name = "-".join([name_at("gpu", address), *map(str, number)])
     attributes = {**part.attributes, **_place(address, node.places)}
     kind = "mig" if number else "gpu"
     return DraDevice(name, kind, address, part.id, attributes, part.capacity, number, vendor=node.vendor)
@@ -358,8 +347,3 @@ def _other_device(part: GpuPart, node: DraNode) -> DraDevice:
 def _dns(profile: str) -> str:
     """Return a MIG profile as part of a DNS label: "1g.10gb+me" is 1g10gb-me."""
     return re.sub(r"[^a-z0-9]+", "-", profile.lower().replace(".", "")).strip("-")
-
-
-def _at(what: str, address: str) -> str:
-    """Return a name by a PCI address, which stays when another GPU is lost: numbers are then given anew."""
-    return "-".join([what, *re.split("[:.]", sysfs_address(normal_bus_id(address)))])

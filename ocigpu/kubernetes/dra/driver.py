@@ -16,8 +16,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.vendors import find_vendors
 from ocigpu.gpus.vfio.bus import PciBus
-from ocigpu.kubernetes.config import Configuration
-from ocigpu.kubernetes.devices import Inventory, PluginDevice, Resource
+from ocigpu.kubernetes.cluster.pods import list_containers
 from ocigpu.kubernetes.dra.cluster import ApiCluster, open_cluster
 from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, MigPlace, Taint, make_devices
 from ocigpu.kubernetes.dra.effects import Effects, plan_steps
@@ -29,12 +28,13 @@ from ocigpu.kubernetes.dra.sockets import DeviceHealth, DraServer
 from ocigpu.kubernetes.dra.specs import NodeView
 from ocigpu.kubernetes.dra.state import ClaimStore
 from ocigpu.kubernetes.dra.status import DriverStatus, write_status
-from ocigpu.kubernetes.exporter.pods import list_containers
-from ocigpu.kubernetes.health import RULES, Monitor, Rules
-from ocigpu.kubernetes.node import host_settings
-from ocigpu.kubernetes.node_program import NodeProgram
-from ocigpu.kubernetes.plugin import open_gate
-from ocigpu.kubernetes.tenants.lease import Lease, Phase, describe, why_withheld
+from ocigpu.kubernetes.leases.lease import Lease, Phase, describe, why_withheld
+from ocigpu.kubernetes.leases.machine import open_gate
+from ocigpu.kubernetes.node.config import Configuration
+from ocigpu.kubernetes.node.devices import Inventory, PluginDevice, Resource
+from ocigpu.kubernetes.node.health import RULES, Monitor, Rules
+from ocigpu.kubernetes.node.program import NodeProgram
+from ocigpu.kubernetes.node.reading import host_settings
 from ocigpu.system.service import Backoff
 
 

@@ -36,9 +36,9 @@ from ocigpu.kubernetes.dra.mig import MIG, MigEffect, plan_mig
 from ocigpu.kubernetes.dra.prepare import ClaimEffect, find_facts
 from ocigpu.kubernetes.dra.specs import NodeView
 from ocigpu.kubernetes.dra.state import ClaimRecord, ClaimStep
-from ocigpu.kubernetes.mps import mps_directories
-from ocigpu.kubernetes.mps_control import ControlDaemon, Job, find_program
-from ocigpu.kubernetes.tenants.gate import LeaseGate
+from ocigpu.kubernetes.leases.gate import LeaseGate
+from ocigpu.kubernetes.mps.daemon import ControlDaemon, Job, find_program
+from ocigpu.kubernetes.mps.shares import mps_directories
 from ocigpu.system.files import lock_file
 from ocigpu.system.libc import MNT_DETACH, umount2
 from ocigpu.system.locks import holding

@@ -46,7 +46,7 @@ def read_partitions(manager: str, facts: HostFacts, settings: Settings) -> Parti
     Asks NVML for the modules of GPUs of its driver, and registers for those of VFIO.  Raises HostError (FabricError,
     OCIGPU-VFIO-7, OCIGPU-FW-1).
     """
-    from ocigpu.kubernetes.tenants.fabric_client import open_fabric  # needs more modules than other nodes have
+    from ocigpu.kubernetes.fabric.client import open_fabric  # needs more modules than other nodes have
 
     listed = open_fabric(manager, simulation=settings.simulation_root).list_partitions()
     said = read_driver_firmware(facts) if facts.gpus else {}

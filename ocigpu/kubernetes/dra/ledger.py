@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from ocigpu.kubernetes.quantity import parse_quantity
+from ocigpu.kubernetes.cluster.quantity import parse_quantity
 
 Key = tuple[str, str, str]
 """Driver, pool and name of a device."""

@@ -1,4 +1,4 @@
-"""What a node has for claims, read by a process of its own with one thread; see :mod:`ocigpu.kubernetes.reader`.
+"""What a node has for claims, read by a process of its own with one thread; see :mod:`ocigpu.kubernetes.node.reader`.
 
 Nothing is needed: without a driver there may be GPUs for virtual machines, and without those there is an empty node,
 so that claims of an earlier boot can be given back on any.
@@ -12,8 +12,10 @@ from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.hardware import NOT_OFFERED, Hardware, nvml_silence, read_hardware
 from ocigpu.gpus.nvidia.mig import read_layouts
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout
+from ocigpu.gpus.nvidia.topology import read_place
 from ocigpu.gpus.parts import GpuPart
 from ocigpu.gpus.pci import read_addressable
 from ocigpu.gpus.tree import find_roots, normal_bus_id
@@ -21,10 +23,8 @@ from ocigpu.gpus.vendors import find_vendors, load_vendor
 from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
 from ocigpu.kubernetes.dra.devices import DraNode
 from ocigpu.kubernetes.dra.fabric import PartitionReading, read_partitions
-from ocigpu.kubernetes.hardware import NOT_OFFERED, Hardware, nvml_silence, read_hardware
-from ocigpu.kubernetes.reader import ChildReader, answer_requests
-from ocigpu.kubernetes.topology import read_place
-from ocigpu.kubernetes.vfio import read_model_names
+from ocigpu.kubernetes.node.reader import ChildReader, answer_requests
+from ocigpu.kubernetes.node.vfio import read_model_names
 
 T = TypeVar("T")
 
@@ -45,10 +45,10 @@ def read_dra_node(
 ) -> DraReading:
     """Return what the node has of a vendor; asks NVML, in processes of their own, from a process with one thread.
 
-    ``settings``: those of :func:`ocigpu.kubernetes.node.host_settings`; ``layouts_too``: how GPUs could be cut that are
-    whole; ``fabric``: address of the manager of its partitions, ``known``: what was read of them before, which counts
-    for the same GPUs.  GPUs of which NVML tells nothing now, although they are there, are no reason to take them away:
-    then nothing was read.
+    ``settings``: those of :func:`~ocigpu.kubernetes.node.reading.host_settings`; ``layouts_too``: how GPUs could be
+    cut that are whole; ``fabric``: address of the manager of its partitions, ``known``: what was read of them before,
+    which counts for the same GPUs.  GPUs of which NVML tells nothing now, although they are there, are no reason to
+    take them away: then nothing was read.
     """
     roots = find_roots(settings)
     problems: list[str] = []

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import SettingsError, quoted
 from ocigpu.core.vendors import FIRST, VENDORS
-from ocigpu.kubernetes.config import PluginOptions
+from ocigpu.kubernetes.cluster.names import POD_RESOURCES_SOCKET
+from ocigpu.kubernetes.cluster.owners import DRA_DRIVER
 from ocigpu.kubernetes.dra.devices import DeviceOptions
 from ocigpu.kubernetes.dra.sockets import KubeletDirectories
-from ocigpu.kubernetes.exporter.owners import DRA_DRIVER
-from ocigpu.kubernetes.options import POD_RESOURCES_SOCKET, find_values, read_flags, read_table
-from ocigpu.kubernetes.sharing import SUBDOMAIN
+from ocigpu.kubernetes.node.config import PluginOptions
+from ocigpu.kubernetes.node.sharing import SUBDOMAIN
+from ocigpu.system.options import find_values, read_flags, read_table
 
 OPTIONS = read_table(Path(__file__).with_name("options.toml"))
 MAX_DRIVER, MAX_NODE = 63, 253

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import quoted
+from ocigpu.kubernetes.cluster.quantity import parse_quantity
 from ocigpu.kubernetes.dra.devices import DraDevice, Taint
-from ocigpu.kubernetes.quantity import parse_quantity
 
 GROUP = "resource.k8s.io"
 MAX_DEVICES, MAX_COUNTED_DEVICES = 128, 64

@@ -18,10 +18,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ocigpu.core.errors import HostError, as_own_error, printable
 from ocigpu.kubernetes.api import pluginregistration_pb2 as registration_pb
+from ocigpu.kubernetes.api.listener import MAX_PATH, MAX_STREAMS, Feed, Listener
 from ocigpu.kubernetes.api.services import DRA, DRA_HEALTH, PLUGIN_REGISTRATION, method, serve
 from ocigpu.kubernetes.dra.claims import ClaimRef
 from ocigpu.kubernetes.dra.prepare import PreparedDevice
-from ocigpu.kubernetes.listener import MAX_PATH, MAX_STREAMS, Feed, Listener
 from ocigpu.system.service import ServiceLog
 
 WORKERS = 10

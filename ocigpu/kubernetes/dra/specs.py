@@ -23,11 +23,11 @@ from ocigpu.gpus.offer import VOID, DeviceOffer, GenerateOptions
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import read_vfio_facts
-from ocigpu.kubernetes.config import PluginOptions
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef, mps_group, mps_place
 from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, made_uuid
-from ocigpu.kubernetes.mps import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
-from ocigpu.kubernetes.specifications import on_the_host
+from ocigpu.kubernetes.mps.shares import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
+from ocigpu.kubernetes.node.config import PluginOptions
+from ocigpu.kubernetes.node.on_host import on_the_host
 
 CLASS = "claim"
 

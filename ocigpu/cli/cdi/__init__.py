@@ -1,0 +1,1 @@
+"""``ocigpu cdi``: CDI specifications, written, read, compared and kept new."""

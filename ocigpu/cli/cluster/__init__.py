@@ -1,0 +1,1 @@
+"""Programs and commands of a cluster: plugin, driver, labels, leases, tenancies, service."""

@@ -1,0 +1,1 @@
+"""Commands about containers, and the plan that one gets."""

@@ -1,0 +1,1 @@
+"""``ocigpu engine``: engines configured, tested and left."""

@@ -1,0 +1,1 @@
+"""The command line itself: commands found, words read, help and answers shown."""

@@ -1,0 +1,1 @@
+"""Commands about this host and its GPUs."""

@@ -1,0 +1,163 @@
+"""``ocigpu doctor``: what is wrong with this host's GPU containers, and the commands that put it right."""
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ocigpu.cli.front import show
+from ocigpu.cli.front.common import settings_path
+from ocigpu.core.errors import UsageError, printable
+
+if TYPE_CHECKING:
+    from ocigpu.doctor.findings import Finding
+    from ocigpu.doctor.host import Host
+
+FORMATS = ("text", "json", "junit", "prometheus")
+
+
+def doctor_command(
+    all_: bool = False,
+    root: str = "",
+    fix: bool = False,
+    yes: bool = False,
+    format_: str = "",
+    archive: str = "",
+    html: str = "",
+    config: str = "",
+    json: bool = False,
+    list_: bool = False,
+    markdown: bool = False,
+    tenants: bool = False,
+    claims: bool = False,
+) -> int:
+    from ocigpu.doctor.findings import CHECKS, CLAIMS, TENANTS
+    from ocigpu.doctor.report import exit_status, render, render_markdown, render_part, run_checks, to_data
+
+    parts = {
+        "tenants": (tenants, TENANTS, "GPUs for virtual machines of tenants"),
+        "claims": (claims, CLAIMS, "GPUs for resource claims"),
+    }
+    asked = [name for name, part in parts.items() if part[0]]
+    if len(asked) > 1:
+        raise UsageError("--tenants and --claims exclude each other")
+    if asked and (fix or archive or html or markdown or format_ not in ("", "text", "json")):
+        raise UsageError(f"--{asked[0]} reports as text or JSON, and knows no --fix, --archive, --html and --markdown")
+    _, checks, title = parts[asked[0]] if asked else (False, CHECKS, "")
+    if list_ or markdown:
+        if list_ and markdown:
+            raise UsageError("--list and --markdown exclude each other")
+        if markdown:
+            print(render_markdown(), end="")
+        elif json:
+            show.data(
+                {"checks": [{"name": item.name, "title": item.title, "meaning": item.meaning} for item in checks]}
+            )
+        else:
+            show.table(("name", "finds"), [(item.name, item.title) for item in checks], fold=False)
+        return 0
+    form = format_ or ("json" if json else "text")
+    if form not in FORMATS or (json and form != "json"):
+        raise UsageError(f"--format is one of {', '.join(FORMATS)}; --json is short for --format json")
+    if (fix and form != "text") or (yes and not fix):
+        raise UsageError("--fix reports as text, and --yes belongs to it")
+    if fix and not yes and not (sys.stdin and sys.stdin.isatty()):
+        raise UsageError("--fix asks before each fix, and standard input is no terminal", "carry out all: --fix --yes")
+    from ocigpu.doctor.host import Host
+
+    def examine(names: tuple[str, ...] = ()) -> "tuple[Host, list[Finding]]":
+        host = Host(root, config if root else settings_path(config))
+        with show.Progress("still checking: a GPU that nothing keeps awake, or a daemon, takes its time"):
+            return host, run_checks(host, names, checks)
+
+    def report() -> None:
+        lines = render_part(title, host, findings, all_) if title else render(host, findings, all_)
+        show.report(lines)
+
+    host, findings = examine()
+    if fix and root and not (host.simulated and _is_own(root)):
+        raise UsageError(f"--fix --root {root}: not on another machine's disk, whose links may lead to this machine")
+    if form == "json":
+        show.data(to_data(host, findings))
+    elif form == "text":
+        report()
+    else:
+        from ocigpu.doctor import formats
+
+        print(getattr(formats, f"render_{form}")(host, findings), end="")
+    if fix and carry_out_fixes(findings, lambda name: examine((name,))[1], yes):
+        print()
+        host, findings = examine()
+        report()
+    if archive:
+        from ocigpu.doctor.archive import write_archive
+
+        names = write_archive(archive, host, findings)
+        if form == "text":
+            print(f"wrote {printable(archive)} ({len(names)} files): look at left-out.txt in it before you pass it on")
+    if html:
+        from ocigpu.doctor.formats import write_html
+
+        write_html(html, host, findings)
+        if form == "text":
+            print(f"wrote {printable(html)}: look at it before you pass it on")
+    return exit_status(findings)
+
+
+def _is_own(root: str) -> bool:
+    """Whether nobody else could have put links below a directory whose files are to be changed."""
+    found = os.stat(root)
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Finding]"], yes: bool) -> int:
+    """Carry out the fixes that are known to be safe, each when the answer is yes; return how many were tried."""
+    from ocigpu.doctor.report import sort_bad
+
+    tried = 0
+    for number, item in enumerate(sort_bad(findings), 1):
+        if not item.safe:
+            continue
+        again = [one for one in examine(item.name) if one.is_still(item)] if tried else [item]
+        if not again:  # what was done for another has helped
+            print(f"\n{number}. {item.name}: is gone")
+            continue
+        print(f"\n{number}. {item.name}: {printable(item.text)}")
+        for line in item.safe:
+            print(f"    {printable(line, 1000)}")
+            if not yes:
+                _run(line, ("--dry-run",))
+        if not yes and not show.confirm("Carry it out?", piped=True):
+            continue
+        tried += 1
+        failed = next((line for line in item.safe if _run(line)), "")
+        gone = not any(one.is_still(item) for one in examine(item.name))
+        result = "done: it is gone" if gone else "done, and it is still there"
+        print(f"    {f'failed: {printable(failed, 1000)}' if failed else result}")
+        for line in item.fixes:
+            if line not in item.safe:
+                print(f"    left to you: {printable(line, 1000)}")
+    if not tried:
+        print("\nnothing was carried out: --fix runs only what is known to be safe")
+    return tried
+
+
+def _run(line: str, more: tuple[str, ...] = ()) -> int:
+    """Carry out a fix as it is printed, and return its exit status; ``--dry-run`` shows it, where a command can."""
+    import shlex
+    import subprocess
+
+    from ocigpu.cli.front.main import find_command, main
+    from ocigpu.cli.front.manual import read_page
+
+    words = shlex.split(line, comments=True)
+    if words[0] == "ocigpu":
+        command = find_command(words[1:])[0]
+        if more and "--dry-run" not in read_page(command).options:
+            return 0
+        return main([*words[1:], *more])
+    if more:
+        return 0
+    sys.stdout.flush()
+    return subprocess.run(["/bin/sh", "-c", line], check=False).returncode

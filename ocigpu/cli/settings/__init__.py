@@ -1,0 +1,1 @@
+"""``ocigpu config``: settings, ours and the vendor's."""

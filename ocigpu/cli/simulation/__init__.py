@@ -1,0 +1,1 @@
+"""Simulated hosts and the demo."""

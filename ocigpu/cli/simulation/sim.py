@@ -1,0 +1,144 @@
+"""``ocigpu sim``: make, show and remove simulated GPU hosts, and run a command with simulated GPUs."""
+
+import os
+import shlex
+import shutil
+import sys
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+from ocigpu.cli.front import show
+from ocigpu.cli.front.arguments import Range
+from ocigpu.core.errors import OcigpuError, printable
+
+
+def create_command(
+    directory: str,
+    gpus: Annotated[int | None, Range(1, 64)] = None,
+    model: list[str] | None = None,
+    mig: list[str] | None = None,
+    driver_version: str = "",
+    fault: list[str] | None = None,
+    libraries_only: bool = False,
+    driver: str = "",
+    iommufd: bool = False,
+) -> None:
+    from ocigpu.sim.create import create_host
+    from ocigpu.sim.made import describe_host
+
+    if not libraries_only:
+        _say_without_nodes(os.path.dirname(os.path.abspath(directory)))
+    with show.Progress() as progress:
+        path = create_host(
+            *(directory, gpus or 0, model or "h100", mig or [], driver_version),
+            driver=driver,
+            iommufd=iommufd,
+            few=libraries_only,
+            faults=fault or (),
+            progress=progress,
+        )
+    made = describe_host(directory)
+    gpu_count = show.count(len(made["gpus"]), "GPU")
+    print(f"made a SIMULATED host in {printable(made['directory'])}: {gpu_count}, {made['product']}")
+    show.notes(made["notes"])
+    if fault:
+        print(f"look at:   ocigpu doctor --root {shlex.quote(directory)}")
+    if libraries_only:
+        from ocigpu.sim.few import search_paths
+
+        for name, value in search_paths(made["directory"]).items():
+            print(f"use it:    export {name}={shlex.quote(value)}${{{name}:+:${name}}}")
+    use = "vfio identify --config {}" if driver else "plan --config {} --devices all"
+    print(f"use it:    ocigpu {use.format(shlex.quote(path))}")
+    print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
+
+
+def show_command(directory: str) -> "show.Answer":
+    from ocigpu.sim.made import describe_host
+
+    host = describe_host(directory)
+    yield host
+    show.fields(
+        [
+            ("host", f"SIMULATED host {host['directory']}: no real GPU"),
+            ("settings", host["config"]),
+            (
+                "driver",
+                ", CUDA ".join(filter(None, (host["driver_version"], host["cuda_version"]))) or "none: vfio-pci",
+            ),
+            ("nodes", host["nodes"]),
+            ("majors", ", ".join(f"{name} {major}" for name, major in host["majors"].items() if major)),
+            ("sockets", ", ".join(host["sockets"]) or "none"),
+            ("binaries", ", ".join(host["binaries"])),
+        ]
+    )
+    print()
+    show.table(("gpu", "uuid", "bus id", "model"), _gpu_rows(host["gpus"]), fold=False)
+    show.notes(host["notes"], apart=True)
+
+
+def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for gpu in gpus:
+        rows.append((str(gpu["index"]), gpu["uuid"], gpu["bus_id"], gpu["name"]))
+        rows += [
+            (f"{gpu['index']}:{mig['index']}", mig["uuid"], "", f"MIG {mig['profile']}") for mig in gpu["mig_devices"]
+        ]
+    return rows
+
+
+def remove_command(directory: str) -> None:
+    from ocigpu.sim.made import remove_host
+
+    remove_host(directory)
+    print(f"removed {printable(directory)}")
+
+
+def exec_command(
+    command: list[str],
+    gpus: Annotated[int, Range(1, 64)] = 1,
+    model: str = "h100",
+    mig: list[str] | None = None,
+    driver_version: str = "",
+    quiet: bool = False,
+) -> int:
+    from ocigpu.sim.few import environment_of, temporary_host
+    from ocigpu.sim.models import find_model
+    from ocigpu.system.programs import end_like, held_signals, run_in_front
+
+    try:
+        with held_signals() as mask, ExitStack() as stack:
+            with show.Progress() as progress:
+                host = stack.enter_context(temporary_host(gpus, model, mig or (), driver_version, progress))
+            environment = environment_of(host, os.environ)
+            path = shutil.which(command[0], path=environment["PATH"])
+            if path is None:
+                there = "/" in command[0] and os.path.exists(command[0])
+                raise _cannot_run(*((126, "not executable") if there else (127, "no such program")), command[0])
+            if not quiet:
+                what = f"{show.count(gpus, 'GPU')}, {find_model(model).name}: libraries only, without device nodes"
+                print(f"ocigpu: SIMULATED: {what}; nothing can be computed", file=sys.stderr, flush=True)
+            try:
+                status = run_in_front(path, command, environment, mask)
+            except OSError as error:
+                raise _cannot_run(126, str(error.strerror), command[0]) from error
+    except OcigpuError as error:
+        error.exit_code = max(error.exit_code, 125)
+        raise
+    return end_like(status)
+
+
+def _cannot_run(status: int, cause: str, program: str) -> OcigpuError:
+    error = OcigpuError("OCIGPU-SIM-1", f"execute {program}: {cause}", "")
+    error.exit_code = status
+    return error
+
+
+def _say_without_nodes(directory: str) -> None:
+    """Say at once that device nodes cannot be used here: making the host takes a while."""
+    from ocigpu.sim.nodes import why_no_nodes
+
+    why = why_no_nodes(directory)
+    if why:
+        print(f"note: device nodes cannot be used here: {why}: files will stand for them", file=sys.stderr)
+        print("hint: programs see simulated GPUs without nodes: ocigpu sim exec -- COMMAND", file=sys.stderr)

@@ -1,0 +1,137 @@
+"""The parent's side of the process that asks NVML: starts it, waits for samples, and replaces it when it hangs."""
+
+import json
+import os
+import select
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ocigpu.core.errors import UNUSABLE
+from ocigpu.core.settings import Settings
+from ocigpu.exporter.sample import Sample, parse_sample
+from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
+from ocigpu.gpus.nvidia.nvml_child import DriverPlace
+from ocigpu.gpus.nvidia.nvml_process import NvmlStream, command
+from ocigpu.gpus.nvidia.procfs import read_kernel_version
+from ocigpu.gpus.tegra import is_tegra
+from ocigpu.gpus.tegra.facts import find_listed_nvml
+from ocigpu.gpus.tree import Tree, find_roots
+from ocigpu.system.service import Backoff
+
+DEADLINE = 20.0
+"""Seconds that a sample may be late: waking up an idle GPU takes one or two."""
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
+CHILD = "ocigpu.exporter.sampler_child"
+STUCK = "the process that asks NVML was killed and does not end: it is stuck in the driver"
+MAX_LINE = 16 << 20
+
+
+class Orders(NamedTuple):
+    """What is to be sampled; see :mod:`~ocigpu.exporter.sampler_child`."""
+
+    wanted: tuple[str, ...]
+    interval: float
+    window: float
+    clock_window: float
+    processes: bool = False
+    poll: float = 0.0
+
+
+class Sampler:
+    """At most one process at a time, also when one that was killed does not end: it may hold the driver's locks."""
+
+    def __init__(self, settings: Settings, deadline: float = DEADLINE) -> None:
+        self._settings = settings
+        self._deadline = deadline
+        self._orders: Orders | None = None
+        self._stream = NvmlStream()
+        self._heard = 0.0
+        self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
+
+    def order(self, orders: Orders) -> None:
+        """Sample as these say from now on."""
+        self._orders = orders
+        if self._stream.child:
+            self._stream.send(orders._asdict())
+
+    def wait(self, seconds: float) -> Sequence[Sample]:
+        """Wait so long for samples; return those that came, and one with an error when something is wrong."""
+        if self._stream.child is None:
+            problem = self._start()
+            if problem or self._stream.child is None:
+                time.sleep(seconds)
+                return [Sample(error=problem)] if problem else []
+        assert self._orders
+        now = time.monotonic()
+        if not select.select([self._stream], [], [], seconds)[0]:
+            if now - self._heard > self._orders.interval + self._deadline:
+                return [self._replace(f"NVML did not answer within {self._orders.interval + self._deadline:g} s")]
+            return []
+        lines, ended = self._stream.read()
+        samples = [self._parse(line) for line in lines]
+        if lines:
+            self._heard = time.monotonic()
+        if any(not sample.error for sample in samples):
+            self._retry.reset()
+        if ended:
+            status = self._stream.close()
+            samples.append(self._replace(f"the process that asks NVML ended (status {status})"))
+        elif len(self._stream.unfinished) > MAX_LINE:
+            samples.append(self._replace(f"the process that asks NVML wrote a line of more than {MAX_LINE} bytes"))
+        return samples
+
+    def kill(self) -> None:
+        """Kill the process when this one is about to end; may be called from another thread."""
+        child = self._stream.child
+        if child is not None:
+            child.kill()
+
+    def close(self) -> None:
+        """End the process, without waiting for one that is stuck in the driver."""
+        self._stream.close()
+
+    def _replace(self, problem: str) -> Sample:
+        self._stream.close()
+        self._retry.failed(time.monotonic())
+        return Sample(error=problem)
+
+    def _start(self) -> str:
+        """Start the process if it is time; returns why it cannot be started, "" if nothing is wrong."""
+        stuck = self._stream.is_stuck()
+        if self._orders is None or time.monotonic() < self._retry.due:
+            return ""
+        if stuck:  # told again and again, so that old values are dropped in the end
+            return self._replace(STUCK).error
+        roots = find_roots(self._settings)
+        library = find_library(self._settings)
+        if not library:
+            return self._replace(f"there is no NVML library below {roots.driver or '/'}").error
+        place = DriverPlace(library, "", self._settings.simulation_root)
+        words = command(CHILD, str(os.getpid()), *place, f"{roots.proc}/driver/nvidia/gpus")
+        try:
+            self._stream.start(words, takes_orders=True)
+        except OSError as error:
+            return self._replace(f"{words[0]}: {error.strerror}").error
+        self._heard = time.monotonic()
+        self._stream.send(self._orders._asdict())
+        return ""
+
+    def _parse(self, line: bytes) -> Sample:
+        try:
+            return parse_sample(json.loads(line))
+        except UNUSABLE:
+            return Sample(error="NVML gave no usable answer")
+
+
+def find_library(settings: Settings) -> str:
+    """Return the path of the host's NVML library, "" for none.  Only reads files."""
+    roots = find_roots(settings)
+    tree, machine = Tree(roots.driver), native_machine()
+    kernel = read_kernel_version(roots.proc, roots.sys)
+    paths, _ = find_libraries(tree, settings.driver_ldcache, kernel, machine)
+    versions = library_versions(paths)
+    found = find_nvml(paths, kernel or (versions[0] if versions else ""), tree, machine)
+    if not found and is_tegra(settings):
+        found = find_listed_nvml(tree)
+    return tree.host(found) if found else ""

@@ -1,0 +1,1 @@
+"""The fabric service: NVLink partitions for the machines of tenants, over gRPC."""

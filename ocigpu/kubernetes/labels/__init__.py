@@ -1,0 +1,1 @@
+"""``ocigpu node-labels``: what a node's GPUs are, as labels of the node."""

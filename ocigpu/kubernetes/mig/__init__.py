@@ -1,0 +1,1 @@
+"""``ocigpu mig``, ``ocigpu mig-manager``: the MIG layout of a node's GPUs."""

@@ -1,0 +1,1 @@
+"""``ocigpu mps-control-daemon``: GPUs shared by MPS."""

@@ -1,0 +1,1 @@
+"""A node's GPUs as the kubelet counts them: read, shared, configured, watched."""

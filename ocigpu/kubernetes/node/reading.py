@@ -1,0 +1,139 @@
+"""A node as it is now: the facts, what is offered, and how it is connected.
+
+Nothing here ends because a GPU or its driver is in a bad way: then the inventory says why it is empty.
+"""
+
+import os
+from typing import NamedTuple
+
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.hardware import NOT_OFFERED, Hardware, read_hardware
+from ocigpu.gpus.nvidia.topology import numa_nodes, pair_scores, read_place, read_places
+from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
+from ocigpu.gpus.tree import find_roots, normal_bus_id
+from ocigpu.gpus.vfio.facts import GPU_CLASSES, VFIO_DRIVERS, read_vfio_facts
+from ocigpu.gpus.wsl import is_wsl
+from ocigpu.gpus.wsl.facts import read_wsl_facts
+from ocigpu.kubernetes.node.config import Configuration, PluginOptions
+from ocigpu.kubernetes.node.devices import GPU_RESOURCE, Inventory, PluginDevice, Resource, make_inventory
+from ocigpu.kubernetes.node.vfio import make_vfio_inventory, read_names
+
+GONE = "this GPU is gone"
+_DXG = "/dev/dxg"
+
+
+class KubernetesNode(NamedTuple):
+    """``source``: "nvml", "wsl" or "vfio"; "" when the driver cannot be asked, for the reason in the inventory.
+
+    ``scores``: how well GPUs are connected, by pairs of UUIDs.  ``machines``: GPUs that a VFIO driver has.
+    """
+
+    source: str
+    facts: HostFacts
+    inventory: Inventory
+    hardware: Hardware = Hardware()
+    scores: "dict[tuple[str, str], int]" = {}
+    machines: tuple[Function, ...] = ()
+
+
+def host_settings(settings: Settings, options: PluginOptions) -> Settings:
+    """Return the settings with the plugin's driver root: in its own container that is where it was mounted."""
+    if settings.simulation_root:
+        return settings
+    if os.path.isdir(options.container_driver_root):
+        return settings._replace(driver_root=options.container_driver_root, driver_dev_root="")
+    return settings._replace(driver_root=options.driver_root, driver_dev_root=options.dev_root)
+
+
+def read_node(settings: Settings, configuration: Configuration) -> KubernetesNode:
+    """Return what this node offers now, by the discovery strategy; asks NVML, in processes of their own.
+
+    ``settings``: those of :func:`host_settings`.  Must be called from a process with one thread.
+    """
+    strategy = configuration.options.device_discovery_strategy
+    if strategy == "vfio":
+        return _read_vfio(settings, configuration)
+    node = _read_wsl(settings, configuration) if is_wsl(settings) else _read_nvml(settings, configuration)
+    if strategy == "auto" and not node.inventory.resources:
+        machines = _read_vfio(settings, configuration)
+        functions = read_functions(find_roots(settings).sys, NVIDIA_VENDOR)
+        on_bus = sum(function.base_class in GPU_CLASSES for function in functions)
+        if machines.inventory.resources or len(machines.machines) == on_bus > 0:
+            return machines
+    return node
+
+
+def _read_nvml(settings: Settings, configuration: Configuration) -> KubernetesNode:
+    try:
+        facts = read_host_facts(settings)
+    except HostError as error:
+        return KubernetesNode("", HostFacts(), Inventory(reason=error.message))
+    if facts.listed:
+        return KubernetesNode("", HostFacts(), Inventory(reason=NOT_OFFERED))
+    places = read_places(find_roots(settings).sys, facts.gpus)
+    hardware = read_hardware(facts)
+    inventory = make_inventory(facts, configuration, numa_nodes(places))
+    return KubernetesNode("nvml", facts, inventory, hardware, pair_scores(places, hardware))
+
+
+def _read_wsl(settings: Settings, configuration: Configuration) -> KubernetesNode:
+    node = read_wsl_facts(settings, ()).node
+    path = node.container_path if node else _DXG
+    try:
+        facts = read_host_facts(settings)
+    except HostError as error:  # the one device stands for all GPUs
+        device = PluginDevice("all", "all", "all", "all", (path,), error="" if node else f"the host has no {_DXG}")
+        notes = (f"{error.message}; all GPUs are offered as one",)
+        return KubernetesNode("wsl", HostFacts(), Inventory((Resource(GPU_RESOURCE, (device,), "wsl"),), notes))
+    return KubernetesNode("wsl", facts, make_inventory(facts, configuration, wsl_node=path))
+
+
+def _read_vfio(settings: Settings, configuration: Configuration) -> KubernetesNode:
+    roots = find_roots(settings)
+    try:
+        facts = read_vfio_facts(roots)
+    except HostError as error:
+        return KubernetesNode("", HostFacts(), Inventory(reason=error.message))
+    addresses = [item.function.address for item in facts.candidates]
+    numa = {address: read_place(roots.sys, normal_bus_id(address)).numa for address in addresses}
+    resource = configuration.options.vfio_resource
+    functions = [item.function for item in facts.candidates if not item.is_switch]
+    machines = tuple(function for function in functions if function.driver in VFIO_DRIVERS)
+    return KubernetesNode(
+        "vfio", HostFacts(), make_vfio_inventory(facts, resource, read_names(resource), numa), machines=machines
+    )
+
+
+def carry_over(before: Inventory, now: Inventory) -> Inventory:
+    """Return the inventory with what GPUs that are lost or gone offered before, as unhealthy devices.
+
+    Both inventories are of the same configuration.  The kubelet takes a device that is left out for one that never was,
+    and a lost GPU no longer tells of its MIG devices.  MIG devices that are gone while their GPU is well were removed
+    by somebody: they are left out.
+    """
+    well = {device.gpu for resource in now.resources for device in resource.devices if not device.error}
+    errors = {device.gpu: device.error for resource in now.resources for device in resource.devices if device.error}
+    old_ids = {(resource.name, device.id) for resource in before.resources for device in resource.devices}
+    old_gpus = {device.gpu for resource in before.resources for device in resource.devices}
+    resources = {}
+    for resource in now.resources:
+        kept = [
+            device
+            for device in resource.devices
+            if device.gpu in well or device.gpu not in old_gpus or (resource.name, device.id) in old_ids
+        ]
+        resources[resource.name] = resource._replace(devices=tuple(kept))
+    for old in before.resources:
+        current = resources.get(old.name, old._replace(devices=()))
+        present = {device.id for device in current.devices}
+        lost = [
+            device._replace(error=errors.get(device.gpu, GONE))
+            for device in old.devices
+            if device.gpu not in well and device.id not in present
+        ]
+        resources[old.name] = current._replace(devices=(*current.devices, *lost))
+    offered = tuple(resource for resource in resources.values() if resource.devices)
+    return now._replace(resources=offered, reason="" if offered else now.reason)

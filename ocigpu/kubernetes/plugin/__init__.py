@@ -1,0 +1,1 @@
+"""``ocigpu device-plugin``: the kubelet's device plugin for extended resources."""

@@ -1,0 +1,64 @@
+"""The node as the device plugin has it, read by a process of its own: :mod:`~ocigpu.kubernetes.node.reader`."""
+
+from typing import Any, NamedTuple
+
+from ocigpu.core.errors import HostError
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.discover import read_host_facts
+from ocigpu.gpus.nvidia.hardware import nvml_silence
+from ocigpu.gpus.wsl import is_wsl
+from ocigpu.kubernetes.node.config import Configuration
+from ocigpu.kubernetes.node.reader import ChildReader, answer_requests
+from ocigpu.kubernetes.node.reading import KubernetesNode, read_node
+from ocigpu.kubernetes.plugin.specifications import write_specifications
+
+
+class Reading(NamedTuple):
+    """``node``: None when the host could not be read, for the reason in ``silent``.
+
+    ``silent``: why NVML gave no answer about GPUs that may well be there; ``problems``: of CDI specifications.
+    """
+
+    node: KubernetesNode | None
+    silent: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def read_again(before: KubernetesNode | None, settings: Settings, configuration: Configuration) -> Reading:
+    """Return the node as it is now; what has not changed is not looked at closely.  Asks NVML by a forked child."""
+    if configuration.options.device_discovery_strategy != "vfio" and not is_wsl(settings):
+        try:
+            facts = read_host_facts(settings)
+        except HostError:
+            return Reading(read_node(settings, configuration))  # says why, or finds GPUs for virtual machines
+        if problem := nvml_silence(facts):
+            return Reading(None, problem)
+        if before and before.source == "nvml" and facts == before.facts and not before.hardware.problem:
+            return Reading(before)
+    return Reading(read_node(settings, configuration))
+
+
+def main(descriptor: str) -> None:
+    """Answer requests, (settings, configuration), on a connected socket until the other side closes it."""
+    last: tuple[Settings, Configuration] | None = None
+    node: KubernetesNode | None = None
+    problems: tuple[str, ...] = ()
+
+    def read(request: Any) -> Reading:
+        nonlocal last, node, problems
+        if request != last:
+            node = None
+        last = request
+        settings, configuration = request
+        reading = read_again(node, settings, configuration)
+        if reading.node is not None and (reading.node is not node or problems):
+            problems = write_specifications(reading.node, configuration, settings)
+            node = reading.node
+        return reading._replace(problems=problems)
+
+    answer_requests(descriptor, read, lambda text: Reading(None, text))
+
+
+def hardware_reader() -> ChildReader[Reading]:
+    """Return what reads the node for the device plugin; a request is (settings, configuration)."""
+    return ChildReader("ocigpu.kubernetes.plugin.reading", lambda text: Reading(None, text))

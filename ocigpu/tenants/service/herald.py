@@ -1,0 +1,74 @@
+"""Tells the cluster what becomes of containers, as Events in their tenancies' namespaces, for its operators.
+
+What scheduler and kubelet tell themselves is left to them.  Nothing waits for it.  A cluster that does not answer is
+told when it does, in order; after a restart only what is new is told: the service has all of it (GET /v1/events).
+"""
+
+import asyncio
+from typing import Final
+
+from ocigpu.kubernetes.cluster.announce import make_event
+from ocigpu.kubernetes.cluster.names import namespace_name
+from ocigpu.system.service import Backoff, ServiceLog
+from ocigpu.tenants.service.cluster import ClusterClient, ClusterError
+from ocigpu.tenants.service.keeper import Bell, KeeperPace
+from ocigpu.tenants.service.lifecycle import REASONS
+from ocigpu.tenants.service.pods import object_name
+from ocigpu.tenants.service.store import CaasStore, StoredEvent
+
+REFUSED: Final = ("admission_denied", "quota_exceeded")
+ENDED: Final = {"running": "Ready", "finished": "Finished"}
+
+
+class Herald:
+    """Works while :meth:`run` does; what happened before is not told again."""
+
+    def __init__(self, store: CaasStore, cluster: ClusterClient, bell: Bell, log: ServiceLog, pace: KeeperPace) -> None:
+        self._store, self._cluster, self._bell, self._log = store, cluster, bell, log
+        self._pause = Backoff(pace.first, pace.longest)
+        self._last = store.last_event()
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        with self._bell.hear() as heard:
+            while True:
+                heard.clear()
+                found = self._store.events(self._last)
+                for event in found:
+                    self._last = event.id
+                    await self._tell(event)
+                if not found:
+                    await heard.wait()
+
+    async def _tell(self, event: StoredEvent) -> None:
+        word = news_of(event)
+        if not word:
+            return
+        pod = {"apiVersion": "v1", "kind": "Pod", "name": object_name(event.container)}
+        about = {**pod, "namespace": namespace_name(event.tenancy)}
+        note = ": ".join(filter(None, (REASONS[event.reason] if event.reason else "", event.detail)))
+        warning = bool(event.reason) and word not in ("Created", "Deleted", "Finished")
+        made = make_event(about, "caas", word, note or word, warning, event.at)
+        while True:
+            try:
+                await self._cluster.announce(made)
+            except ClusterError as error:
+                if error.status in (404, 409):  # the namespace is not there yet, or it was told before
+                    return
+                self._log.once("announce", "warning", f"events cannot be written: {error.message}")
+                if not error.passing:
+                    return
+                await asyncio.sleep(self._pause.failed(0.0))
+            else:
+                self._log.forget("announce")
+                self._pause.reset()
+                return
+
+
+def news_of(event: StoredEvent) -> str:
+    """Return the reason of the cluster's Event, "" for what is not told."""
+    if event.kind != "changed":
+        return event.kind.capitalize()
+    if event.reason in REFUSED or event.lifecycle == "failed":
+        return event.reason.title().replace("_", "")
+    return ENDED.get(event.lifecycle, "") if event.reason in ("", "completed") else ""
