@@ -96,7 +96,19 @@ REFUSALS = {
 """What the system refuses with these errors, where nobody was prepared for it."""
 
 PARTS = {
-    "cli": ("pydantic", "pydantic_core", "typer", "click", "rich", "yaml", "pynvml", "pyroute2", "prctl", "tomlkit"),
+    "cli": (
+        "pydantic",
+        "pydantic_core",
+        "typer",
+        "click",
+        "rich",
+        "yaml",
+        "pynvml",
+        "pyroute2",
+        "prctl",
+        "tomlkit",
+        "h11",
+    ),
     "kubernetes": ("grpc", "google", "lightkube"),
     "tenants": ("starlette", "uvicorn", "jwt", "cryptography"),
 }

@@ -1,6 +1,7 @@
 """What programs that stay have in common: signals, a log, back-off, files that are followed, the service manager."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -8,9 +9,10 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 from ocigpu.core.errors import as_own_error, printable
 from ocigpu.core.tokens import is_number
@@ -18,6 +20,7 @@ from ocigpu.system.files import file_state
 from ocigpu.system.log import stamp
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+_OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 MAX_TOPICS = 1000
 """Topics whose last line is remembered: an API server may put a number into each of its refusals."""
 
@@ -177,6 +180,50 @@ def listen_tcp(host: str, port: int, backlog: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=both)
     except OSError as error:  # "... (while attempting to bind on address ...)"
         raise OSError(error.errno, str(error.strerror).partition(" (while ")[0]) from error
+
+
+class Door(socket.socket):
+    """Takes the place of a listening socket, and leaves its clients no more than their room.
+
+    For one more than ``most`` connections, and when the system has no descriptor or memory for one, that whose request
+    began first is closed; it counts from before a word is said.  ``spared``: returns the descriptors of those that are
+    neither counted nor closed.
+    """
+
+    def __init__(self, listening: socket.socket, most: int, spared: Callable[[], Collection[int]] = tuple) -> None:
+        super().__init__(fileno=listening.detach())
+        self.most, self.spared = most, spared
+        self._clients: WeakValueDictionary[int, socket.socket] = WeakValueDictionary()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept, see socket."""
+        try:
+            client, address = super().accept()
+        except OSError as error:
+            if error.errno in _OUT_OF_ROOM:
+                for each in self._strangers()[:1]:
+                    cut(each)
+            raise
+        self.renew(client)
+        if len(self._clients) > self.most:
+            for each in self._strangers()[: -self.most]:
+                cut(each)
+        return client, address
+
+    def renew(self, client: socket.socket) -> None:
+        """Let a client's time begin: it is the last to be closed."""
+        self._clients.pop(client.fileno(), None)  # or one that was closed: its number is another's now
+        self._clients[client.fileno()] = client
+
+    def _strangers(self) -> list[socket.socket]:
+        spared = {-1, *self.spared()}
+        return [each for each in self._clients.values() if each.fileno() not in spared]
+
+
+def cut(client: socket.socket) -> None:
+    """End a connection for whoever waits for it or holds it."""
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
 
 
 def notify_service_manager(state: str) -> None:

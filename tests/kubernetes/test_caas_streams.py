@@ -380,7 +380,7 @@ def _is_closed(one: socket.socket) -> bool:
 
 
 def test_strangers_have_their_room_and_no_more(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(lab.server._socket, "most", 8)
     made = lab.run(key)
     flood = []
     with lab.open("GET", f"{PATH}/{made}/events", key) as answer, contextlib.ExitStack() as all_:

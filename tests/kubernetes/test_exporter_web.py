@@ -1,6 +1,7 @@
 """The exporter's web server against clients that mean no good; in this process, on a real socket."""
 
 import contextlib
+import resource
 import socket
 import subprocess
 import sys
@@ -8,10 +9,12 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import pytest
 
 from ocigpu.system import pages as web
+from ocigpu.system.service import Door, listen_tcp
 
 PAGE = web.make_page(b"x 1\n")
 
@@ -80,18 +83,30 @@ def answers_after_a_while(client: socket.socket) -> bool:
     return answer.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+NEXT = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (b"POST /metrics HTTP/1.1\r\nContent-Length: 33\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"501"),
-        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 70000 + b"\r\n\r\n", b"431"),
-        (b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"431"),
-        (b"GET /metrics HTTP/1.1\r\n" + (b"X: " + b"y" * 250 + b"\r\n") * 65 + b"\r\n", b"431"),
-        (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", b"414"),
+        (
+            b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 33\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"501",
+        ),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70000 + b"\r\n\r\n", b"431"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"431"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + (b"X: " + b"y" * 250 + b"\r\n") * 65 + b"\r\n", b"431"),
+        (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"431"),
         (b"\x16\x03\x01 nonsense\r\n\r\n", b"400"),
-        (b"GET /metrics HTTP/1.1\r\nContent-Length : 33\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nContent-Length: 33\r\n Content-Length: 0\r\n\r\nGET / HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET / HTTP/1.1\r\nContent-Length: 18\r\nContent-Length: 0\r\n\r\nGET / HTTP/1.1\r\n\r\n", b"200"),
+        (
+            b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length : 33\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"400",
+        ),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 33\r\n Content-Length: 0\r\n\r\n" + NEXT, b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\nContent-Length: 0\r\n\r\n" + NEXT, b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 27\r\n\r\n" + NEXT, b"400"),
+        (b"HEAD / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1b\r\n" + NEXT, b"400"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
     ],
     ids=[
         "another method with a body",
@@ -103,6 +118,9 @@ def answers_after_a_while(client: socket.socket) -> bool:
         "a length in another spelling",
         "a length that is folded",
         "two lengths",
+        "a page with a body",
+        "a head with a body",
+        "no host",
     ],
 )
 def test_what_is_no_request_for_a_page_is_refused_and_the_connection_closed(
@@ -128,7 +146,7 @@ def test_a_client_too_many_takes_the_place_of_the_slowest(
     idle = []
     for _ in range(web.MAX_CLIENTS):
         idle.append(connect(server))
-        idle[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
+        idle[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
     assert b"200 OK" in ask(server, b"/metrics")
     assert read_all(idle[0]) == b"", "it was the slowest"
     for number, each in enumerate(idle[1:]):
@@ -136,6 +154,28 @@ def test_a_client_too_many_takes_the_place_of_the_slowest(
         assert b"200 OK" in read_all(each), number
     for each in idle:
         each.close()
+
+
+def test_without_a_descriptor_for_a_new_client_the_slowest_goes() -> None:
+    with Door(listen_tcp("127.0.0.1", 0, 8), 8) as door, contextlib.ExitStack() as all_:
+
+        def come() -> socket.socket:
+            return all_.enter_context(socket.create_connection(door.getsockname(), timeout=60))
+
+        clients = [come() for _ in range(3)]
+        held = [all_.enter_context(door.accept()[0]) for _ in clients[:2]]
+        door.renew(held[0])
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                door.accept()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert clients[1].recv(1) == b"", "it was the slowest"
+        all_.enter_context(door.accept()[0]).send(b"x")
+        held[0].send(b"x")
+        assert [clients[number].recv(1) for number in (0, 2)] == [b"x", b"x"]
 
 
 def test_a_flood_of_slow_clients_stops_neither_the_probe_nor_the_scrape(
@@ -159,7 +199,7 @@ import socket, sys, threading
 client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 def send():
     while True:
-        client.sendall(b"GET /nothing HTTP/1.1\\n\\n" * 4000)
+        client.sendall(b"GET /nothing HTTP/1.1\\nHost: x\\n\\n" * 4000)
 threading.Thread(target=send, daemon=True).start()
 client.recv(1)
 print(flush=True)
@@ -199,7 +239,7 @@ def test_a_client_that_reads_no_answer_keeps_no_page_of_its_own(
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(8):
             clients.append(connect(server))
-            clients[-1].sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            clients[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
             assert clients[-1].recv(5) == b"HTTP/", "it is being answered"
         assert tracemalloc.get_traced_memory()[1] - before < 4 << 20
     finally:
@@ -221,18 +261,19 @@ def test_probes_have_places_that_no_other_client_takes(server: web.WebServer, mo
     """Clients that are slow to read: more than there are places put out no probe, one probe too many does."""
     size = 16 << 20  # more than the kernel takes
     monkeypatch.setattr(web, "TIMEOUT", 600.0)
-    monkeypatch.setattr(web, "MAX_CLIENTS", 4)
+    monkeypatch.setattr(server._door, "most", 4)
     monkeypatch.setattr(web, "MAX_PROBES", 2)
-    monkeypatch.setattr(web, "respond", lambda *_, **__: [bytes(size)])
+    answer = web.WebAnswer(HTTPStatus.OK, "text/plain", (bytes(size),))
+    monkeypatch.setattr(server, "answer", lambda *_: answer)
 
     def begin(path: bytes) -> socket.socket:
         client = connect(server)
-        client.sendall(b"GET " + path + b" HTTP/1.1\r\n\r\n")
-        assert client.recv(1) == b"\0", "it is being answered"
+        client.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(1) == b"H", "it is being answered"
         return client
 
     probes = [begin(b"/health") for _ in range(web.MAX_PROBES + 1)]
-    others = [begin(b"/metrics") for _ in range(web.MAX_CLIENTS + 1)]
+    others = [begin(b"/metrics") for _ in range(4 + 1)]
     read = [read_exactly(each, size - 1) == size - 1 for each in probes]
     assert read == [False] + [True] * web.MAX_PROBES
     assert read_exactly(others[0], size - 1) < size - 1

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 
-from ocigpu.system.pages import Page, WebRequest, WebServer, refuse, respond
+from ocigpu.system.pages import NOT_FOUND, Page, WebAnswer, WebServer
 
 DEAD = 60.0
 """Seconds without a sign of life of the thread that answers requests, after which it is taken for dead."""
@@ -46,15 +46,13 @@ class HealthServer(WebServer):
             self._thread.join()
         self.close()
 
-    def answer(self, request: WebRequest) -> list[bytes]:
+    def answer(self, path: str, _packed: bool, /) -> WebAnswer:
         """Return the answer to a probe: 200, or 503 with why."""
-        if request.method not in ("GET", "HEAD"):
-            return refuse(HTTPStatus.NOT_IMPLEMENTED)
-        if request.path not in self.probes:
-            return respond(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
+        if path not in self.probes:
+            return NOT_FOUND
         silent = self._clock() - self._beat
         why = f"no sign of life for {silent:.0f} s" if silent > DEAD else ""
-        if request.path == "/readyz":
+        if path == "/readyz":
             why = why or self._problem()
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
-        return respond(status, "text/plain; charset=utf-8", f"{why or 'ok'}\n".encode("utf-8", "replace"))
+        return WebAnswer(status, "text/plain; charset=utf-8", (f"{why or 'ok'}\n".encode("utf-8", "replace"),))

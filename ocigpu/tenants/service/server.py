@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 import h11
 import uvicorn
@@ -21,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ocigpu.core.errors import HostError, OsErrorAs, SettingsError, cause, quoted, reason_of
 from ocigpu.system.files import file_state, open_log_file
-from ocigpu.system.service import ENDING, ServiceLog, listen_tcp, split_address
+from ocigpu.system.service import ENDING, Door, ServiceLog, listen_tcp, split_address
 from ocigpu.system.tls import client_context
 from ocigpu.tenants.service.auth import OidcOptions, TokenReader, check_provider_url
 from ocigpu.tenants.service.cluster import ClusterClient, open_cluster
@@ -43,7 +42,7 @@ REQUEST_SECONDS = 20.0
 showed no credential."""
 BACKLOG = 128
 MAX_STRANGERS = 512
-"""Connections on which no credential was shown: for one more, the first of them is closed."""
+"""Connections on which no credential was shown, see Door."""
 MAX_DOCUMENT = 1 << 20
 MAX_CHUNKS = 256
 """Of a body without a length: one of 1 MiB in parts of 4 KiB.  A part costs the same, however small it is."""
@@ -145,32 +144,6 @@ class _Protocol(H11Protocol):
         self._watch = self.loop.call_later(REQUEST_SECONDS, self._look)
 
 
-class _Door(socket.socket):
-    """A listening socket that leaves strangers no more than their room, from before any of them has said a word.
-
-    ``connections``: of uvicorn, which it has once TLS is agreed on.
-    """
-
-    connections: Iterable[Any] = ()
-
-    def __init__(self, listening: socket.socket) -> None:
-        super().__init__(fileno=listening.detach())
-        self._there: WeakValueDictionary[int, socket.socket] = WeakValueDictionary()
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept, see socket; who came first of too many strangers has to go."""
-        one, address = super().accept()
-        self._there.pop(one.fileno(), None)  # closed: its number is another's now
-        self._there[one.fileno()] = one
-        if len(self._there) > MAX_STRANGERS:
-            known = {each.transport.get_extra_info("socket").fileno() for each in self.connections if each.is_known}
-            strangers = [each for each in self._there.values() if each.fileno() not in {-1, *known}]
-            for each in strangers[:-MAX_STRANGERS]:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-        return one, address
-
-
 class CaasServer:
     """The service; :meth:`run` works until SIGTERM, SIGINT or SIGQUIT.
 
@@ -203,7 +176,7 @@ class CaasServer:
             if probed:
                 self.health = HealthServer(*probed, lambda: self.keeper.problem if self.keeper else "it starts")
             with OsErrorAs(HostError, "OCIGPU-CAAS-1", f"listen on {options.listen}"):
-                self._socket = _Door(listen_tcp(host, port, BACKLOG))
+                self._socket = Door(listen_tcp(host, port, BACKLOG), MAX_STRANGERS)
         except HostError:
             if self.health:
                 self.health.end()
@@ -270,7 +243,10 @@ class CaasServer:
         config.load()
         self._server = server = _UvicornServer(config)
         server.on_shutdown = keeper.bell.close
-        self._socket.connections = server.server_state.connections
+        connections: Iterable[Any] = server.server_state.connections
+        self._socket.spared = lambda: [
+            each.transport.get_extra_info("socket").fileno() for each in connections if each.is_known
+        ]
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
