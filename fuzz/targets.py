@@ -31,10 +31,11 @@ from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json, to_data
 from ocigpu.entry import state
 from ocigpu.entry.arguments import parse_arguments
 from ocigpu.entry.pass_through import find_words
-from ocigpu.gpus import cached, elf, fingerprint, pci, tree
-from ocigpu.gpus import loader_cache as ldcache
+from ocigpu.gpus import cached, fingerprint, pci, tree
 from ocigpu.gpus.amd import facts as amd
-from ocigpu.gpus.ldcache import parse_ldcache
+from ocigpu.gpus.libraries import elf
+from ocigpu.gpus.libraries import loader_cache as ldcache
+from ocigpu.gpus.libraries.ldcache import parse_ldcache
 from ocigpu.gpus.nvidia import gpus, nvml, procfs, require
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.tegra import facts as tegra

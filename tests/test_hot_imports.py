@@ -38,8 +38,6 @@ NOT_HOT = (
     "ocigpu.gpus.nvidia.nvml_verbs",
     "ocigpu.gpus.nvidia.topology",
     "ocigpu.gpus.firmware",
-    "ocigpu.gpus.redfish",
-    "ocigpu.gpus.spdm",
     "ocigpu.gpus.vfio.bus",
     "ocigpu.gpus.vfio.holders",
     "ocigpu.gpus.vfio.identity",

@@ -19,7 +19,7 @@ from support.process import processor_seconds, run
 from ocigpu.core.actions import Bind, Link, RefreshLdCache
 from ocigpu.core.facts import ImageFacts, Library
 from ocigpu.core.settings import CAPABILITIES, Settings
-from ocigpu.gpus.loader_cache import FOOTER, MAX_CACHE, cache_entries, merge_ld_cache
+from ocigpu.gpus.libraries.loader_cache import FOOTER, MAX_CACHE, cache_entries, merge_ld_cache
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.provision.ldconfig import find_ldconfig

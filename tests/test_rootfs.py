@@ -18,8 +18,8 @@ import pytest
 from ocigpu.bundle import rootfs
 from ocigpu.bundle.record import MAX_LEFT
 from ocigpu.bundle.rootfs import MAX_LD_CACHE, NeedsHookError, RootDirectory, find_covers, resolve_in_root, resolver
-from ocigpu.gpus.ldcache import HEADER, NEW_MAGIC
-from ocigpu.gpus.loader_cache import ENTRY, FLAGS
+from ocigpu.gpus.libraries.ldcache import HEADER, NEW_MAGIC
+from ocigpu.gpus.libraries.loader_cache import ENTRY, FLAGS
 from ocigpu.system import paths
 from ocigpu.system.paths import make_directories, opened
 

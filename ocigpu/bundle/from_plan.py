@@ -18,7 +18,7 @@ from ocigpu.core.actions import (
     TextFile,
     Tmpfs,
 )
-from ocigpu.gpus.loader_cache import cache_entries
+from ocigpu.gpus.libraries.loader_cache import cache_entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

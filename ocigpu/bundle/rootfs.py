@@ -14,7 +14,7 @@ import time
 from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.record import Record
 from ocigpu.core.config_json import clean_path, get_list
-from ocigpu.gpus.loader_cache import merge_ld_cache
+from ocigpu.gpus.libraries.loader_cache import merge_ld_cache
 from ocigpu.system.files import draft_name, remove_drafts, remove_ldconfig_draft, replace_file, replace_link
 from ocigpu.system.log import step
 from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root, open_parent

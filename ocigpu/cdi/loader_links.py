@@ -9,7 +9,7 @@ import os
 from ocigpu.cdi.hook_words import OPTIONS, CreateSymlinks, UpdateLdCache, parse_hook
 from ocigpu.core.config_json import clean_path
 from ocigpu.core.errors import OcigpuError
-from ocigpu.gpus.elf import read_elf
+from ocigpu.gpus.libraries.elf import read_elf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import yaml
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.doctor.claim_facts import ADMIN, find_kubeconfig
 from ocigpu.doctor.files import LARGE_TEXT, RootFiles
-from ocigpu.gpus.firmware import read_baseline
+from ocigpu.gpus.firmware.baseline import read_baseline
 from ocigpu.gpus.nvidia.fabric.libnvfm import open_fabric
 from ocigpu.gpus.nvidia.fabric.partitions import FabricError, RestorableFabric
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, find_group, read_function

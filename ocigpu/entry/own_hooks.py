@@ -308,7 +308,7 @@ def _read_libraries(edit: "ConfigEdit", folders: "Sequence[str]") -> "dict[str, 
     Raises NeedsHookError for one that cannot be read: nothing is kept of what is not known.
     """
     from ocigpu.core.facts import Library
-    from ocigpu.gpus.elf import read_elf_strictly
+    from ocigpu.gpus.libraries.elf import read_elf_strictly
 
     found = {}
     for mount in edit.mounts:

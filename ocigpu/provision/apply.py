@@ -159,7 +159,7 @@ def _take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> 
                 from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig  # only glibc images need it
 
                 if action.entries:
-                    import ocigpu.gpus.loader_cache  # noqa: F401 - in the container nothing is imported any more
+                    import ocigpu.gpus.libraries.loader_cache  # noqa: F401 - in the container nothing is imported any more
                 path = action.ldconfig or find_ldconfig(settings)
                 if path:  # else the step leaves a note: hosts without ldconfig exist (NixOS, Talos, musl)
                     try:

@@ -9,7 +9,7 @@ import stat
 
 from ocigpu.core import rawjson
 from ocigpu.core.record import NamedTuple
-from ocigpu.gpus.elf import read_section
+from ocigpu.gpus.libraries.elf import read_section
 from ocigpu.provision.inside import list_inside, open_file_inside, resolve_inside, status_inside
 
 NOTE = ".note.cuda.fwd_compatibility"

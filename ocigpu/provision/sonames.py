@@ -10,7 +10,7 @@ the second rule only (elf/ldconfig.c, search_dir).  The image is hostile: see :m
 import os
 
 from ocigpu.core.record import NamedTuple
-from ocigpu.gpus.elf import read_open_elf
+from ocigpu.gpus.libraries.elf import read_open_elf
 from ocigpu.provision.inside import exists_inside, open_file_inside
 from ocigpu.system.paths import open_in_root, opened
 

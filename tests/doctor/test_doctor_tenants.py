@@ -30,7 +30,7 @@ from ocigpu.doctor.tenant_facts import (
 )
 from ocigpu.engines.wanted import KATA_CONFIG, KATA_ENTRY
 from ocigpu.engines.wanted import KATA_HANDLER as HANDLER
-from ocigpu.gpus.firmware import FirmwareBaseline, approve, write_baseline
+from ocigpu.gpus.firmware.baseline import FirmwareBaseline, approve, write_baseline
 from ocigpu.kubernetes.cluster.kinds import KINDS
 from ocigpu.sim.create import create_host
 from ocigpu.sim.fabric import SimulatedManager

@@ -16,7 +16,7 @@ from support.process import Completed, explain
 from support.product import PROGRAMS, RUNTIME, PublicCopy, SimulatedHost
 from support.runtimes import answers, container_id, parts, probe, run_container, script
 
-from ocigpu.gpus.ldcache import parse_ldcache
+from ocigpu.gpus.libraries.ldcache import parse_ldcache
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

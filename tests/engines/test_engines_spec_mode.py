@@ -13,7 +13,7 @@ from support.product import RUNTIME, SimulatedHost, listed_uuids
 from support.runtimes import container_id, run_container, set_cgroup
 from support.survey import OWN_RUN, Seen, beyond, differences, finished, may_differ, survey
 
-from ocigpu.gpus.loader_cache import FOOTER
+from ocigpu.gpus.libraries.loader_cache import FOOTER
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

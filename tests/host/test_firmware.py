@@ -10,7 +10,7 @@ from support.driverless import GPUS, make_driverless
 from ocigpu.cli.front.main import main
 from ocigpu.cli.host import firmware as firmware_command
 from ocigpu.core.errors import HostError
-from ocigpu.gpus.firmware import (
+from ocigpu.gpus.firmware.baseline import (
     FirmwareBaseline,
     FirmwareFacts,
     approve,
@@ -22,7 +22,7 @@ from ocigpu.gpus.firmware import (
     read_baseline,
     write_baseline,
 )
-from ocigpu.gpus.redfish import NodeFirmware, Redfish
+from ocigpu.gpus.firmware.redfish import NodeFirmware, Redfish
 from ocigpu.sim.redfish import RedfishService
 
 VERSIONS = {"VBIOS": "96.00.BC.00.01", "InfoROM": "G520.0200.00.05"}

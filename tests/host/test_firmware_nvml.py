@@ -9,7 +9,7 @@ from support.product import SimulatedHost
 from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
-from ocigpu.gpus.firmware import compare_with_baseline, facts_from_json, propose
+from ocigpu.gpus.firmware.baseline import compare_with_baseline, facts_from_json, propose
 from ocigpu.gpus.nvidia import firmware
 from ocigpu.gpus.nvidia.firmware import read_driver_firmware
 from ocigpu.gpus.nvidia.nvml_process import NvmlError

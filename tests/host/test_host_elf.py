@@ -8,7 +8,7 @@ from handmade_host import TRIPLET, elf_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocigpu.gpus.elf import Elf, read_elf
+from ocigpu.gpus.libraries.elf import Elf, read_elf
 
 SYSTEM_LIBRARIES = sorted(Path(f"/usr/lib/{TRIPLET}").glob("*.so*"))[:300]
 

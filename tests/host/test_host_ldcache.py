@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.process import processor_seconds
 
-from ocigpu.gpus.ldcache import parse_ldcache
+from ocigpu.gpus.libraries.ldcache import parse_ldcache
 from ocigpu.gpus.nvidia.libraries import ARCHITECTURES, native_machine
 
 FLAGS = (0x0300, 0x0000)

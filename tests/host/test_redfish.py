@@ -17,10 +17,10 @@ from cryptography.x509 import load_der_x509_certificate
 from support.driverless import make_driverless
 
 from ocigpu.core.errors import OcigpuError
-from ocigpu.gpus import redfish
-from ocigpu.gpus.firmware import compare_all, propose
-from ocigpu.gpus.redfish import Credentials, Redfish, RedfishError, read_credentials, read_firmware
-from ocigpu.gpus.spdm import parse_measurements, verify_measurements
+from ocigpu.gpus.firmware import redfish
+from ocigpu.gpus.firmware.baseline import compare_all, propose
+from ocigpu.gpus.firmware.redfish import Credentials, Redfish, RedfishError, read_credentials, read_firmware
+from ocigpu.gpus.firmware.spdm import parse_measurements, verify_measurements
 from ocigpu.sim.redfish import (
     BOARD,
     CHAIN,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.machine import LOADER, MACHINE, MUSL_LOADER, TRIPLET
 
 from ocigpu.core.facts import ImageFacts
-from ocigpu.gpus import elf
+from ocigpu.gpus.libraries import elf
 from ocigpu.provision import compat, image, inside, loader
 
 DEBIAN32 = "/usr/lib/i386-linux-gnu" if MACHINE == "x86_64" else "/usr/lib32"

@@ -9,7 +9,7 @@ from ocigpu.cli.front.arguments import takes
 from ocigpu.cli.front.common import load_facts, load_settings, named_address, read_named
 from ocigpu.cli.front.optional import needing
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
-from ocigpu.gpus.firmware import (
+from ocigpu.gpus.firmware.baseline import (
     Deviation,
     FirmwareFacts,
     approve,
@@ -21,7 +21,7 @@ from ocigpu.gpus.firmware import (
     read_with_doubts,
     write_baseline,
 )
-from ocigpu.gpus.redfish import NodeFirmware, Redfish, read_credentials, read_firmware
+from ocigpu.gpus.firmware.redfish import NodeFirmware, Redfish, read_credentials, read_firmware
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.identity import TABLE, read_table
 

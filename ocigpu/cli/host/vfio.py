@@ -8,7 +8,7 @@ from ocigpu.cli.front.common import load_facts, load_settings, named_address
 from ocigpu.cli.host.firmware import read_facts
 from ocigpu.core.errors import UsageError, printable
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.redfish import NodeFirmware
+from ocigpu.gpus.firmware.redfish import NodeFirmware
 from ocigpu.gpus.tree import Roots, find_roots
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import read_vfio_facts

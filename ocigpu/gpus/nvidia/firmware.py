@@ -1,6 +1,6 @@
 """Firmware and health of GPUs as their driver tells them: on hosts with one, or in a virtual machine that checks.
 
-In the form of :mod:`ocigpu.gpus.firmware`; the driver's names of models and parts are other than the board
+In the form of :mod:`ocigpu.gpus.firmware.baseline`; the driver's names of models and parts are other than the board
 controller's, so a baseline has an entry for each.
 """
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
-from ocigpu.gpus.firmware import FirmwareFacts, check_text
+from ocigpu.gpus.firmware.baseline import FirmwareFacts, check_text
 from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask
 from ocigpu.gpus.tree import normal_bus_id, sysfs_address
 

@@ -8,8 +8,8 @@ import os
 
 from ocigpu.core.facts import Library
 from ocigpu.core.record import NamedTuple
-from ocigpu.gpus.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
-from ocigpu.gpus.ldcache import MAX_CACHE, parse_ldcache
+from ocigpu.gpus.libraries.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
+from ocigpu.gpus.libraries.ldcache import MAX_CACHE, parse_ldcache
 from ocigpu.gpus.tree import Tree, read_bytes
 
 TYPE_CHECKING = False

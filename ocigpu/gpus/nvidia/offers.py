@@ -9,7 +9,7 @@ from ocigpu.core.errors import CdiError, HostError, quoted
 from ocigpu.core.facts import ImageFacts, Library
 from ocigpu.core.gate import PARTS, permitted_capabilities
 from ocigpu.core.tokens import MAX_IMEX_CHANNEL
-from ocigpu.gpus.elf import read_elf
+from ocigpu.gpus.libraries.elf import read_elf
 from ocigpu.gpus.nvidia.discover import SearchPaths, read_feature_facts, read_host_facts
 from ocigpu.gpus.nvidia.plan import (
     CONTROL_CAPABILITIES,

@@ -413,7 +413,7 @@ def _add_listed(plan: _Draft, facts: HostFacts, settings: Settings, image: Image
     if folders and image.libc == "glibc" and not settings.features_no_loader_cache:
         entries: tuple[tuple[str, str, int], ...] = ()
         if settings.loader_cache == "merge" and mode == "hook":
-            from ocigpu.gpus.loader_cache import cache_entries
+            from ocigpu.gpus.libraries.loader_cache import cache_entries
 
             entries = tuple(cache_entries(plan.actions, folders, facts.libraries))
         reason = "the container's loader finds libraries in its cache"
@@ -529,7 +529,7 @@ def _ldcache_actions(
     if image.compat_dir and settings.cuda_compat_mode == "ldconfig" and "compute" in request.capabilities:
         directories.insert(0, image.compat_dir)
     elif settings.loader_cache == "merge" and given:
-        from ocigpu.gpus.loader_cache import cache_entries
+        from ocigpu.gpus.libraries.loader_cache import cache_entries
 
         entries = tuple(cache_entries(given, directories, [library for library, _ in libraries]))
     reason = "the container's loader finds libraries in its cache"

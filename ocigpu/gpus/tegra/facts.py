@@ -10,8 +10,8 @@ from ocigpu.core.config_json import clean_path
 from ocigpu.core.facts import LISTED, DeviceNode, FeatureNodes, Gpu, HostFacts, HostFile, Library
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.elf import read_elf
 from ocigpu.gpus.fingerprint import digest
+from ocigpu.gpus.libraries.elf import read_elf
 from ocigpu.gpus.nvidia.devices import driver_nodes
 from ocigpu.gpus.nvidia.nvml import NvmlAnswer, start_nvml
 from ocigpu.gpus.offer import is_library

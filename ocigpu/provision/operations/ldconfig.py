@@ -108,7 +108,7 @@ def _note_no_ldconfig(transaction: Transaction) -> None:
 
 def _merge_ld_cache(transaction: Transaction, action: RefreshLdCache, at: At, kept: "Entry") -> bool:
     """Add the action's entries to the image's cache; returns whether it is one to which they can be added."""
-    from ocigpu.gpus.loader_cache import merge_ld_cache  # loaded by the parent: nothing is imported in here
+    from ocigpu.gpus.libraries.loader_cache import merge_ld_cache  # loaded by the parent: nothing is imported in here
 
     if kept["kind"] == "link":  # ldconfig replaces it
         return False

@@ -12,7 +12,7 @@ the image's entries that ours replaced, so that another merge finds the image's 
 
 import struct
 
-from ocigpu.gpus.ldcache import HEADER, NEW_MAGIC, find_table
+from ocigpu.gpus.libraries.ldcache import HEADER, NEW_MAGIC, find_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The dynamic loader's cache (ld.so.cache), searched for the driver's libraries and nothing else.
 
-Layout: see :mod:`ocigpu.gpus.loader_cache`.  A cache is trusted to name files, not to be well formed.
+Layout: see :mod:`ocigpu.gpus.libraries.loader_cache`.  A cache is trusted to name files, not to be well formed.
 """
 
 import struct

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from ocigpu.core.errors import HostError, OsErrorAs, quoted, reason_of
-from ocigpu.gpus.firmware import BOARD, FirmwareFacts, check_text, read_with_doubts
-from ocigpu.gpus.spdm import MEASUREMENT, parse_measurements, verify_measurements
-from ocigpu.gpus.spdm import ROOT as ROOT_KEY
+from ocigpu.gpus.firmware.baseline import BOARD, FirmwareFacts, check_text, read_with_doubts
+from ocigpu.gpus.firmware.spdm import MEASUREMENT, parse_measurements, verify_measurements
+from ocigpu.gpus.firmware.spdm import ROOT as ROOT_KEY
 from ocigpu.system.tls import client_context
 
 ROOT = "/redfish/v1"

@@ -1,8 +1,8 @@
 """Firmware of GPUs and their baseboard against what an operator has signed off.
 
-Facts come from the board controller (:mod:`ocigpu.gpus.redfish`) or from a virtual machine that checks, in the same
-form.  A baseline has, for each model, a set of accepted values for each fact, since fleets are upgraded one by one.
-What a component does not tell although the baseline knows it is a deviation, too: else silence would pass.
+Facts come from the board controller (:mod:`ocigpu.gpus.firmware.redfish`) or from a virtual machine that checks, in the
+same form.  A baseline contains, for each model, a set of accepted values for each fact, since fleets are upgraded one
+by one.  What a component does not tell although the baseline knows it is a deviation, too: else silence would pass.
 """
 
 import hashlib
