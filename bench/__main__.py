@@ -21,8 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.commands import Sample, Take
 from bench.hosts import PYTHON, REPOSITORY, TINY, AbsentError, Bench, Size, own_mounts, remove_mount
-from bench.measure import Figures, Group, Sample, Take, find_figures, take_rounds
+from bench.measure import Figures, Group, find_figures, take_rounds
 from bench.profile import measure_profile
 from bench.report import costs, replace_costs, show_group
 from bench.rows import GROUPS, MANY

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.measure import life_cycle, run
+from bench.commands import life_cycle, run
 from bench.output import Output
 from ocigpu.sim.create import create_host
 from ocigpu.system import libc

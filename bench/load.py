@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench.commands import PREFIX, life_cycle, run
 from bench.hosts import ASKS, SHIM, Bench, Bundle, Size, own_mounts, remove_mount
-from bench.measure import PREFIX, life_cycle, run
 from ocigpu.system import bpf, libc
 
 BPF_PROG_GET_NEXT_ID = 11

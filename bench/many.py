@@ -7,8 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from bench.commands import PREFIX, Sample, Take, run, spend
 from bench.hosts import ASKS, OCIGPU, PYTHON, REPOSITORY, SHIM, Bench
-from bench.measure import PREFIX, Sample, Take, run, spend
 
 STATES = "/run/runc"
 """Where commands look for containers by themselves; /run is our own."""

@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from bench.commands import PREFIX, run
 from bench.hosts import ASKS, HOOK, SHIM, Bench, Bundle
-from bench.measure import PREFIX, run
 from bench.output import milliseconds
 from tests.support.trace import Program, life, trace
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import vendor
+from bench.commands import PREFIX, Sample, Take, life_cycle, run, spend
 from bench.hosts import ASKS, HOOK, OCIGPU, SHIM, Bench, Bundle
 from bench.many import AtOnce, Running
-from bench.measure import PREFIX, Group, Row, Sample, Take, life_cycle, run, spend
+from bench.measure import Group, Row
 
 LEAST, USUAL, MOST = range(3)
 """Of what is measured with few, as usual, and with many: places in the fields of a Size."""

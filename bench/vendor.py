@@ -8,8 +8,8 @@ the same simulated host as ours, as a driver root.
 import os
 from pathlib import Path
 
+from bench.commands import run
 from bench.hosts import AbsentError, Bench
-from bench.measure import run
 from ocigpu.system import libc
 
 CONFIG = """\

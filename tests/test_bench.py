@@ -1,14 +1,17 @@
 """The benchmark: every row of its table runs, its limits are understood, README and results are of one run."""
 
+import graphlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.measure import Figures, Group, Row, Sample, find_figures
+from bench.commands import Sample
+from bench.measure import Figures, Group, Row, find_figures
 from bench.report import COSTS, costs, judge, read_costs
 from bench.rows import GROUPS, MANY
 from bench.vendor import LEGACY
@@ -22,6 +25,14 @@ VENDOR = {
     **dict.fromkeys(LEGACY, "exit 0"),
 }
 """What stands for the vendor's programs: that they are run is what is tested."""
+
+
+def test_modules_of_the_benchmark_import_each_other_in_no_circle() -> None:
+    below = {
+        path.stem: re.findall(r"^ *from bench\.(\w+) import", path.read_text(), re.MULTILINE)
+        for path in (REPOSITORY / "bench").glob("*.py")
+    }
+    graphlib.TopologicalSorter(below).prepare()
 
 
 @pytest.mark.rest
