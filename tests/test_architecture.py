@@ -82,6 +82,8 @@ def imports_of(name: str) -> set[str]:
 def room_of(name: str, room: str = "") -> str:
     """Return the room that a module is in, or its folder in a room; "" for what is in none."""
     parts = [*name.split("."), "", ""]
+    if parts[1] == "__main__":  # python -m ocigpu: the commands
+        parts = ["", "cli", "__main__"]
     return parts[1] if not room else parts[2] if parts[1] == room else ""
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import requirements
+from support.product import PROGRAMS
 
 import ocigpu
 from ocigpu.cli.front.arguments import HelpWanted, parameters_of, parse
@@ -483,3 +484,14 @@ def test_standard_files_may_be_closed(words: str, status: int, closed: str) -> N
     done = shell(f"{words} {closed}")
     assert done.returncode == status
     assert bool(done.stderr) == bool(status and "2>" not in closed)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["explain", "OCIGPU-DEV-3"], ["list", "--help"], ["no-such"], []])
+def test_the_package_run_as_a_module_is_the_program(words: list[str], tmp_path: Path) -> None:
+    said = [
+        subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True)
+        for command in ([sys.executable, "-m", "ocigpu"], [PROGRAMS / "ocigpu"])
+    ]
+    module, program = ((done.returncode, done.stdout, done.stderr) for done in said)
+    assert module == program
+    assert program[1] or program[2]

@@ -1,0 +1,6 @@
+"""``python -m ocigpu`` is ``ocigpu``."""
+
+from ocigpu import leave
+from ocigpu.cli.front.main import main
+
+leave(main())
