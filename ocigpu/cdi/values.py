@@ -2,7 +2,7 @@
 
 import struct
 
-from ocigpu.core.errors import printable, quoted
+from ocigpu.core.errors import printable, quoted, suggest
 from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
@@ -93,10 +93,8 @@ def _find_field(
                 return ""
             found.warning((where, name), "field-case", f"written {quoted(text)}: some readers know only {name}")
             return name
-    from difflib import get_close_matches  # 2 ms, and only for what is refused
-
-    near = get_close_matches(text[:40], fields, 1, 0.6)
-    meant = f", did you mean {near[0]}?" if near else f": the fields here are {', '.join(fields)}"
+    near = suggest(text, fields)
+    meant = f", {near}" if near else f": the fields here are {', '.join(fields)}"
     found.error(where, "unknown-field", f"unknown field {quoted(text)}{meant}")
     return ""
 

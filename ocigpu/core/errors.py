@@ -11,6 +11,10 @@ Every code is listed in :data:`ocigpu.core.codes.CODES` with its cause and fix.
 import errno
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 MAKE_NODES = "ocigpu system create-device-nodes"
 """What hints name for nodes that the host lacks."""
 
@@ -116,6 +120,24 @@ PARTS = {
 
 UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What looking into a document raises that somebody else has written: a closed library, an operator, other code."""
+
+
+def suggest(word: str, names: "Iterable[str]", most: int = 1, likeness: float = 0.6) -> str:
+    """Return "did you mean ...?" with the names most like a word, at most so many; "" when none is."""
+    near = find_near(word, names, most, likeness)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def find_near(word: str, names: "Iterable[str]", most: int = 1, likeness: float = 0.6) -> list[str]:
+    """Return the names most like a word, at most so many, best first, else those with it in them.
+
+    ``likeness``: 0 to 1, that of difflib.
+    """
+    from difflib import get_close_matches  # 2 ms, and only for what is refused
+
+    known = list(names)
+    near = get_close_matches(word[:80], known, most, likeness)
+    return near or [name for name in known if len(word) > 2 and word in name][:most]
 
 
 def how_to_install(part: str) -> str:

@@ -5,7 +5,7 @@ CLI (a hook gets it as an argument, never from its environment).  The same table
 ``ocigpu config check``; a test holds both to the same answers.
 """
 
-from ocigpu.core.errors import SettingsError, quoted
+from ocigpu.core.errors import SettingsError, find_near, quoted
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.vendors import GPU_VENDORS
 
@@ -184,17 +184,14 @@ def _flatten(document: "dict[str, Any]", tables: set[str], path: str) -> "list[t
 
 def suggest_key(name: str) -> str:
     """Return a hint at what an unknown key of the file, dotted, was meant to be."""
-    import difflib
-
     if name.startswith("nvidia-"):
         return "NVIDIA's settings are taken over by: ocigpu config import FILE"
     table, _, last = name.rpartition(".")
     inside = {key.name.rpartition(".")[2]: key.name for key in KEYS if key.name.rpartition(".")[0] == table}
     if not table:
         inside |= {key.name.partition(".")[0]: f"[{key.name.partition('.')[0]}]" for key in KEYS if "." in key.name}
-    near = difflib.get_close_matches(last, inside, 1, 0.6)
-    meant = [inside[near[0]]] if near else [key.name for key in KEYS if key.name.rpartition(".")[2] == last]
-    if meant:
+    meant = [inside[near] for near in find_near(last, inside)]
+    if meant := meant or [key.name for key in KEYS if key.name.rpartition(".")[2] == last]:
         return f"did you mean {' or '.join(meant)}?"
     return f"keys of [{table}]: {', '.join(inside)}" if table and inside else "ocigpu config keys lists all keys"
 

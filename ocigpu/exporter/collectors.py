@@ -1,11 +1,10 @@
 """Which metrics are exported: dcgm-exporter's file of three columns, ``name, type, help``."""
 
 import csv
-import difflib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ocigpu.core.errors import SettingsError, printable, quoted
+from ocigpu.core.errors import SettingsError, printable, quoted, suggest
 from ocigpu.exporter.metrics import BY_NAME, DCGM_NAMES, METRICS, OLD_NAMES, why_missing
 from ocigpu.system.options import read_text
 
@@ -50,9 +49,8 @@ def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tupl
         if known is None:
             why = why_missing(name)
             if not why:
-                near = difflib.get_close_matches(name, [*BY_NAME, *DCGM_NAMES], 1, 0.8)
-                suggestion = f": did you mean {near[0]}?" if near else ""
-                raise collectors_error(place, f"unknown metric {quoted(name)}{suggestion}")
+                near = suggest(name, [*BY_NAME, *DCGM_NAMES], likeness=0.8)
+                raise collectors_error(place, f"unknown metric {quoted(name)}{near and f': {near}'}")
             notes.append(f"{place}: {printable(name, 100)} is left out: {why}")
             continue
         if (kind == "label") != (known.kind == "label"):

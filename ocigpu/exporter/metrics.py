@@ -1,10 +1,11 @@
 """The metrics: names, types and help of dcgm-exporter, and NVML's function behind each, from the tables beside this."""
 
-import difflib
 import re
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
+
+from ocigpu.core.errors import find_near
 
 _HERE = Path(__file__).parent
 
@@ -62,6 +63,6 @@ def why_missing(name: str) -> str:
     dcgm-exporter makes new metrics of its own (DCGM_EXP) with each release: a file that names one is not wrong.
     """
     if name not in DCGM_NAMES:
-        near = difflib.get_close_matches(name, [*BY_NAME, *DCGM_NAMES], 1, 0.95)
+        near = find_near(name, [*BY_NAME, *DCGM_NAMES], likeness=0.95)
         return "this exporter does not know it" if re.fullmatch("DCGM_EXP_[A-Z0-9_]+", name) and not near else ""
     return next(why for prefix, why in NOT_FROM_NVML if name.startswith(prefix))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ocigpu.core.errors import CdiError, OcigpuError, quoted
+from ocigpu.core.errors import CdiError, OcigpuError, quoted, suggest
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.nodes import apply_changes, find_link_changes, plan_nodes, read_driver
 from ocigpu.gpus.tree import find_roots
@@ -54,7 +54,8 @@ def check_names(names: Sequence[str]) -> None:
     """Raise OcigpuError (OCIGPU-SIM-1) for a name that no fault has."""
     for name in names:
         if name not in FAULT_NAMES:
-            raise sim_error(f"there is no fault {quoted(name)}", f"faults: {', '.join(FAULT_NAMES)}")
+            hint = suggest(name, FAULT_NAMES, 3) or f"faults: {', '.join(FAULT_NAMES)}"
+            raise sim_error(f"there is no fault {quoted(name)}", hint)
 
 
 def make_faults(directory: str, names: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ocigpu.core.errors import OcigpuError, quoted
+from ocigpu.core.errors import OcigpuError, quoted, suggest
 
 NVIDIA = "nvidia"
 """The vendor whose driver is simulated here; of others their folders say what it shows."""
@@ -164,7 +164,9 @@ def find_model(key: str) -> Model:
     """Return the model named ``key`` (any case); raises OcigpuError listing the models."""
     model = MODELS.get(key.lower())
     if model is None:
-        raise sim_error(f"model {quoted(key)} is unknown", f"models: {', '.join(MODELS)}")
+        raise sim_error(
+            f"model {quoted(key)} is unknown", f"{suggest(key.lower(), MODELS)} models: {', '.join(MODELS)}".lstrip()
+        )
     return model
 
 

@@ -91,7 +91,7 @@ def templates(tree: ast.AST) -> list[str]:
     return found
 
 
-ELSEWHERE = {"SIM": "sim/", "KUBE": "kubernetes/", "NS": "provision/", "MIG": "mig"}
+ELSEWHERE = {"SIM": "sim/", "KUBE": "kubernetes/", "NS": "provision/", "MNT": "provision/operations", "MIG": "mig"}
 """Where messages of an area are put together, when not beside its codes."""
 
 

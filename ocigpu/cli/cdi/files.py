@@ -12,7 +12,7 @@ from ocigpu.cdi.write import FORMATS, dump, target_of, write_spec
 from ocigpu.cli.front import show
 from ocigpu.cli.front.common import load_settings
 from ocigpu.core.cdi_names import is_qualified
-from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable, quoted
+from ocigpu.core.errors import CdiError, OcigpuError, UsageError, printable, quoted, suggest
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import ANNOTATION, stale_reasons
@@ -114,11 +114,8 @@ def find_overlaps(registry: "Registry") -> list[Overlap]:
 
 def invalid_value(option: str, what: str, value: str, valid: "Sequence[str]") -> UsageError:
     """Return the error for a value that is not one of the valid ones; its hint names those, and the nearest one."""
-    import difflib
-
-    near = difflib.get_close_matches(value, valid, 1, 0.5)
-    hint = f"valid: {', '.join(valid)}"
-    return UsageError(f"{option}: invalid {what}: {quoted(value)}", f"did you mean {near[0]}? {hint}" if near else hint)
+    hint = f"{suggest(value, valid, likeness=0.5)} valid: {', '.join(valid)}".lstrip()
+    return UsageError(f"{option}: invalid {what}: {quoted(value)}", hint)
 
 
 def output_file(output: str, output_format: str, json: bool = False) -> tuple[str, str, list[str]]:

@@ -16,7 +16,7 @@ from ocigpu.cli.front.of_users import ask_owners, print_of_user
 from ocigpu.cli.front.optional import needing
 from ocigpu.core.actions import Plan
 from ocigpu.core.codes import AREAS, CODES, PATH
-from ocigpu.core.errors import OcigpuError, UsageError, printable, quoted
+from ocigpu.core.errors import OcigpuError, UsageError, printable, quoted, suggest
 from ocigpu.core.facts import HostFacts, to_data
 
 if TYPE_CHECKING:
@@ -160,10 +160,7 @@ def find_code(text: str) -> str:
     name = _full_code(text)
     if name in CODES:
         return name
-    import difflib
-
-    near = difflib.get_close_matches(name, CODES, 3, 0.75)
-    hint = f"did you mean {' or '.join(near)}?" if near else "all codes: ocigpu explain"
+    hint = suggest(name, CODES, 3, 0.75) or "all codes: ocigpu explain"
     raise UsageError(f"there is no error code {quoted(text)}", hint)
 
 

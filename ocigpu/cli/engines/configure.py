@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.cli.front import show
 from ocigpu.core.config_json import clean_path
-from ocigpu.core.errors import OcigpuError, UsageError, printable
+from ocigpu.core.errors import OcigpuError, UsageError, printable, suggest
 from ocigpu.core.facts import to_data
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def known_engine(engine: str) -> str:
     from ocigpu.engines.places import NAMES
 
     if engine and engine not in NAMES:
-        raise UsageError(f'ENGINE is one of {", ".join(NAMES)}, not "{engine}"')
+        raise UsageError(f'ENGINE is one of {", ".join(NAMES)}, not "{engine}"', suggest(engine, NAMES) or None)
     return engine
 
 

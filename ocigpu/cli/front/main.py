@@ -87,13 +87,16 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
 
 def _run(words: list[str]) -> "Any":
     if not words:
-        print(manual.render_help("", COMMANDS))
+        print(manual.read_first_screen())
         return 2
     if words[0] == "--version" or words == ["version"]:
         print(f"{PROGRAM} {__version__}")
         return 0
     name, rest = find_command(words)
-    wrong = UsageError(f"no such command: {quoted(rest[0])}" if rest else f"{name}: a command is missing")
+    if name not in COMMANDS and not rest:
+        print(manual.render_help(name, COMMANDS))
+        return 2
+    wrong = UsageError(f"no such command: {quoted(rest[0])}" if rest else "")
     try:
         if name not in COMMANDS and rest and rest[0] in HELP:
             raise HelpWanted

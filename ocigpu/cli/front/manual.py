@@ -141,6 +141,12 @@ def columns(descriptor: int = 1) -> int:
             return WIDTH
 
 
+def read_first_screen() -> str:
+    """Return what is shown to who types no command: at most 24 lines of 80 columns."""
+    with open(os.path.join(DIRECTORY, "..", "first-screen.txt"), encoding="utf-8") as file:
+        return file.read().rstrip()
+
+
 def words_below(command: str, commands: "Iterable[str]") -> list[str]:
     """Return what can follow the words of a group, of all ``commands``; "": at the beginning."""
     group = command.split()

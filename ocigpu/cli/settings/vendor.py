@@ -14,7 +14,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment, Table, Whitespace
 
-from ocigpu.core.errors import OsErrorAs, SettingsError, printable, quoted
+from ocigpu.core.errors import OsErrorAs, SettingsError, find_near, printable, quoted
 from ocigpu.core.settings import CAPABILITIES, KEYS, Key
 from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.system.settings_file import MAX_BYTES, parse_toml
@@ -240,11 +240,9 @@ def _sayable(value: Any) -> Any:
 
 
 def _unknown(name: str) -> str:
-    import difflib
-
     if name in {key.name for key in KEYS}:
         return "a key of ocigpu's own settings, not of NVIDIA's: is this the right file?"
-    near = difflib.get_close_matches(name, VENDOR_KEYS, 1, 0.8)
+    near = find_near(name, VENDOR_KEYS, likeness=0.8)
     return "no key of NVIDIA's toolkit, which ignores it" + (f": {near[0]} was meant?" if near else "")
 
 

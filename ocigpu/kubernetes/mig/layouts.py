@@ -7,7 +7,6 @@ Sources: github.com/NVIDIA/mig-parted, api/spec/v1, api/hooks/v1, api/checkpoint
 profiles are named by NVML's enumerators nvmlGpuInstanceProfile and nvmlComputeInstanceProfile.
 """
 
-import difflib
 import os
 import re
 from collections import Counter
@@ -18,7 +17,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
 from ocigpu.cdi.yaml_child import RefusedError, build
-from ocigpu.core.errors import HostError, SettingsError, printable, quoted
+from ocigpu.core.errors import HostError, SettingsError, printable, quoted, suggest
 from ocigpu.gpus.nvidia.mig import PRE_CONFIG, PRE_MODE
 from ocigpu.gpus.nvidia.mig_layout import GpuChange, GpuInstance, GpuLayout, WantedMig, balanced, plan_back
 from ocigpu.gpus.nvidia.selection import gpu_ranges
@@ -143,8 +142,8 @@ KEYS = ("version", "mig-configs", "devices", "device-filter", "mig-enabled", "mi
 def _problem(details: Any) -> str:
     context = {name: str(value).replace("'", "") for name, value in (details.get("ctx") or {}).items()}
     if details["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(details["loc"][-1]), KEYS, 1)
-        return f"unknown key{f': did you mean {near[0]}?' if near else ''}"
+        near = suggest(str(details["loc"][-1]), KEYS)
+        return f"unknown key{near and f': {near}'}"
     if details["type"] in _PROBLEMS:
         return _PROBLEMS[details["type"]].format(shown(details["input"]), **context)
     return str(details["msg"]).removeprefix("Value error, ")

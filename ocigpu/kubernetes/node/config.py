@@ -5,7 +5,6 @@ obeyed or refused with a reason, none is read and forgotten.  Only :func:`read_c
 in the schema of NVIDIA's device plugin, version v1.  First its shape is checked, then what values mean.
 """
 
-import difflib
 import fnmatch
 import json
 import re
@@ -18,7 +17,7 @@ import yaml
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.cdi.yaml_child import RefusedError, build
 from ocigpu.core import rawjson
-from ocigpu.core.errors import printable, quoted
+from ocigpu.core.errors import printable, quoted, suggest
 from ocigpu.gpus.offer import FEATURE_FLAGS
 from ocigpu.kubernetes.node.sharing import Sharing, parse_sharing, resource_name
 from ocigpu.system.options import (
@@ -160,8 +159,8 @@ def _suggestion(key: str, parent: str) -> str:
         parts = [path.partition("[]") for path in homes]
         places = [f"an entry of {part}" if entries else part or "the top" for part, entries, _ in parts]
         return f": it belongs {'into' if homes[0] else 'to'} {' or '.join(places)}"
-    found = difflib.get_close_matches(key, _MEMBERS.get(here, {}), 1, 0.6)
-    return f": did you mean {found[0]}?" if found else ""
+    near = suggest(key, _MEMBERS.get(here, {}))
+    return near and f": {near}"
 
 
 def _parse(text: str, where: str) -> Any:
