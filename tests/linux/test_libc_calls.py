@@ -1,6 +1,7 @@
 """The system call wrappers: numbers, sizes, errors; and what they read agrees with /proc."""
 
 import ctypes
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -47,7 +48,8 @@ WORDS: dict[str, tuple[Callable[[], object], str]] = {
     "move_mount": (lambda: libc.move_mount(-1, -1, "/usr/lib"), "move_mount to /usr/lib: Bad file descriptor"),
     "mount_setattr": (
         lambda: libc.mount_setattr(-1, libc.MOUNT_ATTR_RDONLY, libc.MS_PRIVATE, shown="/x"),
-        "mount_setattr /x (MOUNT_ATTR_RDONLY MS_PRIVATE): Bad file descriptor",
+        "mount_setattr /x (MOUNT_ATTR_RDONLY MS_PRIVATE): "
+        + os.strerror(errno.EBADF if libc.has_mount_setattr() else errno.ENOSYS),
     ),
     "fsopen": (lambda: libc.fsopen("none"), "fsopen none: No such device"),
     "fsconfig": (lambda: libc.fsconfig_string(-1, "size", "1"), "fsconfig size=1: Invalid argument"),

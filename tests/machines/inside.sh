@@ -5,6 +5,7 @@ cd /root/ocigpu || exit
 word() { sed -n "s/.*\b$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
 name=$(word machine)
 cases=0 failed=0 begun=0
+log=/root/tests.log
 
 try() { # COMMAND...: a case
   local said status=0
@@ -18,16 +19,18 @@ try() { # COMMAND...: a case
 }
 
 tests() { # WORD...: pytest's; each test is a case
-  local said status=0 passed bad
+  # Into a file: whoever a test leaves behind would keep a pipe open, and this script waiting for its end.
+  local status=0 passed bad
   begun=$SECONDS
-  said=$(.venv/bin/python -m pytest -q -ra -n 2 --timeout=1500 "$@" 2>&1) || status=$?
-  count() { tail -n 1 <<<"$said" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'; }
+  timeout --kill-after=30 2400 .venv/bin/python -m pytest -v -ra --rows all --timeout=600 "$@" >"$log" 2>&1 || status=$?
+  count() { tail -n 1 "$log" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'; }
   passed=$(count passed) bad=$(count '(failed|error)')
   [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
   cases=$((cases + passed + bad)) failed=$((failed + bad))
-  echo "$name: $((SECONDS - begun)) s: $*: $(tail -n 1 <<<"$said")"
-  grep -E '^SKIPPED' <<<"$said" || true
-  [ "$bad" -eq 0 ] || { echo "FAILED $name: pytest $*"; tail -n 400 <<<"$said"; }
+  echo "$name: $((SECONDS - begun)) s: $*: $(tail -n 1 "$log")"
+  grep -E '^SKIPPED' "$log" || true
+  [ "$bad" -eq 0 ] || { echo "FAILED $name: pytest $*, status $status"; tail -n 400 "$log"; }
+  [ "$status" -lt 124 ] || ps -eo pid,ppid,stat,etimes,wchan:30,args --forest
 }
 
 packages=(build/packages/ocigpu_*.deb)
@@ -47,5 +50,10 @@ tests tests/machines "${chosen[@]}"
 version() { dpkg-query -W -f '${Version}' "$1" | sed 's/[~+-].*//'; }
 missing=$(python3 tests/machines/calls.py)
 kernel="$(uname -r), $(($(getconf PAGESIZE) / 1024)) KiB pages, cgroup $(word cgroups | grep . || echo v2)${missing:+, without $missing}"
-printf 'tested\t%s\t%s\t%s\t--system\t%s\t--kernel\t%s\t--python\t%s\t--runtimes\t%s\n' "$name" "$cases" "$failed" \
-  "Debian $(cut -d. -f1 /etc/debian_version), $(uname -m), QEMU" "$kernel" "$(version python3)" "runc $(version runc), crun $(version crun)"
+containers() { # RUNTIME: how many cases have passed whose names have it
+  grep -cE "[^a-z]$1[^a-z].* PASSED" "$log"
+}
+runc="runc $(version runc)" crun="crun $(version crun)"
+printf 'tested%s\n' "$(printf '\t%s' "$name" "$cases" "$failed" --system "Debian $(cut -d. -f1 /etc/debian_version), $(uname -m), QEMU" \
+  --kernel "$kernel" --python "$(version python3)" --runtimes "$runc, $crun" \
+  --engine "$runc" "$(containers runc)" --engine "$crun" "$(containers crun)")"

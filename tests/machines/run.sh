@@ -1,6 +1,7 @@
 #!/bin/bash
 # run.sh arm64|kernels [NAME...]: virtual machines under QEMU, each with a kernel of Debian's.  Package and wheel are built
 # in a root of Debian 13, arm64's by user-mode emulation; a disk is made of it, and each machine starts from that: inside.sh.
+# A machine has one processor, and as many run at once as this one has: half of what they do is one process after another.
 # make test-arm64: kernels with pages of 4 and of 16 KiB.  make test-kernels: this machine's architecture, older kernels.
 #
 # GROUNDS=DIR    where roots and kernels are kept between runs, each for a week (~/.cache/ocigpu-grounds)
@@ -16,7 +17,8 @@ shift
 packages=python3,python3-venv,python3-dev,gcc,libc6-dev,libcap-dev,make,dpkg-dev,musl-tools,busybox-static
 packages=$packages,runc,crun,strace,iproute2,mount,procps,patchelf
 # test_removal.py is the cluster's, whose libraries the machines lack
-chosen=tests/linux,--ignore=tests/linux/test_removal.py,tests/provision/test_apply_runtimes.py
+chosen=tests/linux,--ignore=tests/linux/test_removal.py
+chosen=$chosen,tests/provision/test_apply_runtimes.py,tests/provision/test_cgroups.py,tests/provision/test_fence.py
 case $kind in
   arm64)
     architecture=arm64
@@ -41,7 +43,7 @@ case $kind in
     ;;
 esac
 
-qemu+=(-m 3072 -smp 2 -nodefaults -no-user-config -display none -no-reboot -nic none)
+qemu+=(-m 3072 -nodefaults -no-user-config -display none -no-reboot -nic none)
 
 # shellcheck source=tests/grounds/roots.sh
 . "$here/../grounds/roots.sh"
@@ -83,21 +85,34 @@ accelerate() { # KERNEL: KVM where a kernel comes up under it, which a device th
   echo "$target: -accel $accelerator"
 }
 
-start() { # NAME KERNEL WORDS: a machine; its words are printed, those of the kernel are in $run/NAME.kernel
-  local status=0
-  TMPDIR=$run await 3600 "${qemu[@]}" -accel "$accelerator" -kernel "$2/vmlinuz" -initrd "$2/initrd.gz" \
+start() { # NAME KERNEL WORDS: a machine in the background
+  TMPDIR=$run timeout --kill-after=10 3600 "${qemu[@]}" -accel "$accelerator" -kernel "$2/vmlinuz" -initrd "$2/initrd.gz" \
     -append "console=$console panic=-1 quiet machine=$1 $3" -serial "file:$run/$1.kernel" \
     -drive "file=$run/disk,format=raw,if=virtio,snapshot=on,cache=unsafe" -device virtio-serial-pci \
-    -device virtserialport,chardev=words -chardev "file,id=words,path=$run/$1.words" 2>"$run/$1.errors" || status=$?
-  [ -s "$run/$1.words" ] || touch "$run/$1.words"
-  grep -v '^tested' "$run/$1.words" || true
-  if ! IFS=$'\t' read -r -a record < <(sed -n 's/^tested\t//p' "$run/$1.words"); then
-    echo "FAILED $1: the machine ended (status $status) before its tests" >&2
-    tail -n 40 "$run/$1.errors" "$run/$1.kernel" >&2
-    return 1
+    -device virtserialport,chardev=words -chardev "file,id=words,path=$run/$1.words" 2>"$run/$1.errors" </dev/null &
+  names[$!]=$1
+}
+
+report() { # waits until a machine has ended, prints its words and records what it has shown
+  local process='' status=0 name record
+  until [ -n "$process" ]; do
+    for process in "${!names[@]}" ''; do
+      [ -z "$process" ] || kill -0 "$process" 2>/dev/null || break
+    done
+    sleep 1
+  done
+  wait "$process" || status=$?
+  name=${names[$process]}
+  unset "names[$process]"
+  grep -v '^tested' "$run/$name.words" 2>/dev/null || true
+  if ! IFS=$'\t' read -r -a record < <(sed -n 's/^tested\t//p' "$run/$name.words"); then
+    echo "FAILED $name: the machine ended (status $status) before its tests" >&2
+    tail -n 40 "$run/$name.errors" "$run/$name.kernel" >&2
+    failed="$failed $name"
+    return
   fi
   "$python" -I "$repository/packaging/tested.py" "$kind" "${record[@]}"
-  [ "${record[2]}" -eq 0 ]
+  [ "${record[2]}" -eq 0 ] || failed="$failed $name"
 }
 
 mkdir -p "$grounds"
@@ -113,11 +128,13 @@ fi
 rm -rf --one-file-system "$run/upper"
 export INITRD=$here/initrd.sh
 hook="\"\$INITRD\" \"\$1\" # $(cksum <"$INITRD")" # so that what is kept is kept for any clone, until this changes
-failed='' accelerator=''
+failed='' accelerator='' names=()
 while read -r name suite package words; do
   case " ${*:-$name} " in *" $name "*) ;; *) continue ;; esac
   kernel=$(keep "$suite.$package" extract "$package,busybox-static" "--architectures=$architecture" --extract-hook="$hook")
   [ -n "$accelerator" ] || accelerate "$kernel"
-  start "$name" "$kernel" "$words tests=$chosen" || failed="$failed $name"
+  [ "${#names[@]}" -lt "$(nproc)" ] || report
+  start "$name" "$kernel" "$words tests=$chosen"
 done < <(grep . <<<"$machines")
+while [ "${#names[@]}" -gt 0 ]; do report; done
 [ -z "$failed" ] || { echo "$target: FAILED:$failed"; exit 1; }
