@@ -21,6 +21,7 @@ NOT_HOT = (
     "ocigpu.cdi.watch",
     "ocigpu.system.exposition",
     "ocigpu.system.locks",
+    "ocigpu.system.module_process",
     "ocigpu.system.options",
     "ocigpu.system.pages",
     "ocigpu.system.programs",

@@ -9,9 +9,10 @@ from ocigpu.containers.report import Report, find_members
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.nvml_process import VERBS, NvmlError, NvmlStream, ask, command, nvml_place
+from ocigpu.gpus.nvidia.nvml_process import VERBS, NvmlError, ask, nvml_place
 from ocigpu.gpus.usage import Usage, parse_usage
 from ocigpu.gpus.vendors import load_vendor
+from ocigpu.system.module_process import ModuleProcess
 from ocigpu.system.proc import read_command
 
 DEADLINE = 20.0
@@ -60,7 +61,7 @@ class UsageReader:
 
     def __init__(self, facts: HostFacts, settings: Settings, interval: float) -> None:
         self.facts, self._settings, self._interval = facts, settings, interval
-        self._stream = NvmlStream()
+        self._stream = ModuleProcess(alone=True)
         self._nvml: dict[str, Usage] = {}
         self._heard = 0.0
         self.problem = ""
@@ -85,7 +86,7 @@ class UsageReader:
         if place.library and not waits and not self._stream.is_stuck():
             self._heard = time.monotonic()
             with suppress(OSError):  # no more processes: the next look tries again
-                self._stream.start(command(VERBS, "usage", str(parent), *place, f"{self._interval:g}"))
+                self._stream.start(VERBS, "usage", str(parent), *place, f"{self._interval:g}")
 
     def take(self) -> None:
         """Take what NVML has said; a process that ended or says nothing is ended, and what it said is forgotten."""

@@ -2,7 +2,7 @@
 
 import json
 import os
-import select
+import sys
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from ocigpu.core.settings import Settings
 from ocigpu.exporter.sample import Sample, parse_sample
 from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
 from ocigpu.gpus.nvidia.nvml_child import DriverPlace
-from ocigpu.gpus.nvidia.nvml_process import NvmlStream, command
 from ocigpu.gpus.nvidia.procfs import read_kernel_version
 from ocigpu.gpus.tegra import is_tegra
 from ocigpu.gpus.tegra.facts import find_listed_nvml
 from ocigpu.gpus.tree import Tree, find_roots
+from ocigpu.system.module_process import ModuleProcess
 from ocigpu.system.service import Backoff
 
 DEADLINE = 20.0
@@ -45,7 +45,7 @@ class Sampler:
         self._settings = settings
         self._deadline = deadline
         self._orders: Orders | None = None
-        self._stream = NvmlStream()
+        self._stream = ModuleProcess(alone=True)
         self._heard = 0.0
         self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
 
@@ -53,7 +53,7 @@ class Sampler:
         """Sample as these say from now on."""
         self._orders = orders
         if self._stream.child:
-            self._stream.send(orders._asdict())
+            self._send(orders)
 
     def wait(self, seconds: float) -> Sequence[Sample]:
         """Wait so long for samples; return those that came, and one with an error when something is wrong."""
@@ -64,11 +64,9 @@ class Sampler:
                 return [Sample(error=problem)] if problem else []
         assert self._orders
         now = time.monotonic()
-        if not select.select([self._stream], [], [], seconds)[0]:
-            if now - self._heard > self._orders.interval + self._deadline:
-                return [self._replace(f"NVML did not answer within {self._orders.interval + self._deadline:g} s")]
-            return []
-        lines, ended = self._stream.read()
+        lines, ended = self._stream.wait(seconds)
+        if not (lines or ended) and now - self._heard > self._orders.interval + self._deadline:
+            return [self._replace(f"NVML did not answer within {self._orders.interval + self._deadline:g} s")]
         samples = [self._parse(line) for line in lines]
         if lines:
             self._heard = time.monotonic()
@@ -108,14 +106,16 @@ class Sampler:
         if not library:
             return self._replace(f"there is no NVML library below {roots.driver or '/'}").error
         place = DriverPlace(library, "", self._settings.simulation_root)
-        words = command(CHILD, str(os.getpid()), *place, f"{roots.proc}/driver/nvidia/gpus")
         try:
-            self._stream.start(words, takes_orders=True)
+            self._stream.start(CHILD, str(os.getpid()), *place, f"{roots.proc}/driver/nvidia/gpus")
         except OSError as error:
-            return self._replace(f"{words[0]}: {error.strerror}").error
+            return self._replace(f"{sys.executable}: {error.strerror}").error
         self._heard = time.monotonic()
-        self._stream.send(self._orders._asdict())
+        self._send(self._orders)
         return ""
+
+    def _send(self, orders: Orders) -> None:
+        self._stream.send(json.dumps(orders._asdict()).encode())
 
     def _parse(self, line: bytes) -> Sample:
         try:

@@ -96,8 +96,8 @@ def _read(child: "subprocess.Popen[bytes]", end: float, limit: int) -> tuple[byt
     return output, complaint
 
 
-def end_program(child: "subprocess.Popen[bytes]") -> None:
-    """Kill a process that has not ended, close its pipes, and wait for it, but not for one stuck in the kernel."""
+def end_program(child: "subprocess.Popen[bytes]") -> bool:
+    """Kill a process that has not ended, and close its pipes; returns False for one that is stuck in the kernel."""
     child.kill()
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream:
@@ -106,6 +106,8 @@ def end_program(child: "subprocess.Popen[bytes]") -> None:
         child.wait(REAP_SECONDS)
     except subprocess.TimeoutExpired:
         child.returncode = -9
+        return False
+    return True
 
 
 _KEPT = {signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT}

@@ -17,9 +17,10 @@ from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.kubernetes.dra.claims import Allotted, mps_place
 from ocigpu.kubernetes.dra.configs import DeviceConfig
 from ocigpu.kubernetes.dra.devices import DraNode, make_devices
-from ocigpu.kubernetes.dra.effects import Effects, end_child, mps_commands, plan_steps
+from ocigpu.kubernetes.dra.effects import Effects, mps_commands, plan_steps
 from ocigpu.kubernetes.dra.node import read_dra_node
 from ocigpu.kubernetes.node.vfio import vfio_names
+from ocigpu.system.module_process import ModuleProcess
 from ocigpu.system.settings_file import read_settings
 
 A100 = host("a100-8")
@@ -144,13 +145,13 @@ def test_a_control_daemon_that_does_not_start_leaves_nothing(
     first = lab.preparer.prepare(ref)
     lab.preparer.resume("mps")
     ((key, child),) = effects._children.items()
-    child.kill()  # and the control daemon with it
-    child.wait()
+    child.child.kill()  # and the control daemon with it
+    child.child.wait()
     assert lab.preparer.prepare(ref) == first
-    assert effects._children[key].poll() is None, "the next container finds one"
+    assert effects._children[key].is_running(), "the next container finds one"
     mode = directory / "compute-mode.0"
     assert mode.read_text() == "3"
-    effects._children[key].kill()
+    effects._children[key].child.kill()
     lab.preparer.unprepare(ref)
     assert mode.read_text() == "0", "the next tenant's GPU is for more than one process"
     lab.preparer.prepare(ref)
@@ -166,6 +167,7 @@ class StuckChild:
 
     stdin = stdout = stderr = None
     returncode: int | None = None
+    pid = 0
 
     def kill(self) -> None:
         pass
@@ -177,5 +179,7 @@ class StuckChild:
 
 def test_a_control_daemons_process_that_is_stuck_in_the_driver_is_left_alone() -> None:
     child: Any = StuckChild()
-    end_child(child)
+    process = ModuleProcess()
+    process.child = child
+    assert process.close(1) is None
     assert child.returncode == -9

@@ -1,11 +1,11 @@
 """The process that asks NVML, seen from its parent: it hangs, it is replaced, it follows orders."""
 
-import subprocess
+import os
 import time
 from collections.abc import Iterator
 
 import pytest
-from support.process import is_alive
+from support.process import is_alive, wait_for
 from support.product import SimulatedHost
 
 from ocigpu.core.settings import Settings
@@ -70,10 +70,6 @@ def test_nvml_that_hangs_is_replaced_and_answers_again(sampler: Sampler, simulat
     assert sampler._stream.child is not child
 
 
-def never_ends(seconds: float) -> None:
-    raise subprocess.TimeoutExpired("nvml", seconds)
-
-
 def test_no_second_process_is_started_beside_one_that_does_not_end(
     sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,8 +77,7 @@ def test_no_second_process_is_started_beside_one_that_does_not_end(
     wait_for_sample(sampler)
     child = sampler._stream.child
     assert child
-    monkeypatch.setattr(child, "wait", never_ends)  # stuck in the driver
-    monkeypatch.setattr(child, "poll", lambda: None)
+    monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))  # stuck in the driver
     sampler._retry = Backoff(3600.0)
     sampler.close()
     assert [sample.error for sample in sampler.wait(0.1)] == [STUCK]
@@ -91,7 +86,7 @@ def test_no_second_process_is_started_beside_one_that_does_not_end(
     assert wait_for_sample(sampler).error == STUCK
     assert sampler._stream.child is None
     monkeypatch.undo()
-    child.wait()
+    wait_for("its end", lambda: not sampler._stream.is_stuck())
     sampler._retry.due = 0.0
     assert not wait_for_sample(sampler).error
 

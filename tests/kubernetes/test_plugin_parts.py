@@ -36,6 +36,7 @@ from ocigpu.kubernetes.plugin.plugin import DevicePlugin, Timing
 from ocigpu.kubernetes.plugin.reading import hardware_reader, read_again
 from ocigpu.kubernetes.plugin.server import Registration, socket_name
 from ocigpu.kubernetes.plugin.specifications import wanted, write_specifications
+from ocigpu.system import module_process
 from ocigpu.system.service import ServiceLog
 from ocigpu.system.settings_file import read_settings
 
@@ -230,7 +231,7 @@ def test_lines_of_the_process_with_the_closed_library(line: bytes, found: tuple[
 
 
 def test_a_process_that_ends_at_once_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_program, "command", lambda *_: ["/bin/echo", "{}"])
+    monkeypatch.setattr(module_process, "command", lambda *_: ["/bin/echo", "{}"])
     watcher = node_program.EventWatcher()
     watcher._key = ("/lib/libnvidia-ml.so.1", "GPU-1")
     now, warnings = 0.0, list[str]()
@@ -269,9 +270,9 @@ def test_gpus_that_report_no_xids_keep_the_process_waiting(
 
 def test_a_reader_that_ends_while_nothing_is_asked_wakes_nobody_for_ever() -> None:
     reader = hardware_reader()
-    reader._start()
-    assert reader._child is not None
-    reader._child.kill()
+    reader._process.start(reader._module)
+    assert reader._process.child is not None
+    reader._process.child.kill()
     select.select([reader.fileno()], [], [])
     ended = reader.answer(0.0)
     assert ended is not None

@@ -1,11 +1,7 @@
-"""NVML in a process of its own: closed code that may hang or crash does so there, and only there.
-
-The process is started without a fork, which is safe beside gRPC's threads, and ends with the one that started it.
-"""
+"""NVML in a process of its own, which ends with this one: :mod:`ocigpu.system.module_process`."""
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,16 +9,13 @@ from typing import Any, TypeVar
 from ocigpu.core.errors import UNUSABLE, printable
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.nvml_child import DriverPlace
-from ocigpu.system.programs import REAP_SECONDS, run_program
+from ocigpu.system.module_process import command
+from ocigpu.system.programs import run_program
 
 VERBS = "ocigpu.gpus.nvidia.nvml_verbs"
 COMPUTE_MODE_SECONDS = 20.0
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t
 T = TypeVar("T")
-_CODE = (
-    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]);"
-    " importlib.import_module(sys.argv[2]).main(*sys.argv[3:])"
-)
 
 
 class NvmlError(Exception):
@@ -38,11 +31,6 @@ def nvml_place(facts: HostFacts) -> DriverPlace:
     if root and any(node.host_path.startswith(f"{root}/dev/") for node in facts.control_nodes):
         return DriverPlace(path.removeprefix(root), root)
     return DriverPlace(path)
-
-
-def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls ``main(*arguments)`` of a module, found where this process finds modules."""
-    return [sys.executable, "-I", "-c", _CODE, json.dumps(list(filter(None, sys.path))), module, *arguments]
 
 
 def ask(verb: str, facts: HostFacts, seconds: float, *arguments: str, parse: Callable[[Any], T]) -> T:
@@ -85,75 +73,3 @@ def set_compute_mode(
         return ask("set-compute-mode", facts, seconds, str(mode), *uuids, parse=parse)
     except NvmlError as error:
         return dict.fromkeys(uuids, str(error))
-
-
-class NvmlStream:
-    """A process that prints a JSON document a line, one at a time; nothing here waits for it."""
-
-    def __init__(self) -> None:
-        self.child: subprocess.Popen[bytes] | None = None
-        self.unfinished = b""
-        """The beginning of a line."""
-        self.stuck: subprocess.Popen[bytes] | None = None
-        """One that was killed and did not end: it may hold the driver's locks."""
-
-    def fileno(self) -> int:
-        """Return what becomes readable with a line, or with the end of the process; -1 while there is none."""
-        return self.child.stdout.fileno() if self.child and self.child.stdout else -1
-
-    def start(self, words: Sequence[str], takes_orders: bool = False) -> None:
-        """Start the process with this command, see :func:`command`; raises OSError.
-
-        ``takes_orders``: it reads standard input, :meth:`send`.
-        """
-        self.child = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE if takes_orders else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={},
-            cwd="/",
-            process_group=0,
-            bufsize=0,
-        )
-        self.unfinished = b""
-        os.set_blocking(self.fileno(), False)
-
-    def send(self, document: Any) -> None:
-        """Write a document to its standard input; one that has ended is found out by :meth:`read`."""
-        assert self.child
-        assert self.child.stdin
-        try:
-            self.child.stdin.write(json.dumps(document).encode() + b"\n")
-        except BrokenPipeError:
-            return
-
-    def read(self) -> tuple[list[bytes], bool]:
-        """Return the lines that have come, and whether there will be no more."""
-        try:
-            data = os.read(self.fileno(), 1 << 20)
-        except BlockingIOError:
-            return [], False
-        *lines, self.unfinished = (self.unfinished + data).split(b"\n")
-        return lines, not data
-
-    def is_stuck(self) -> bool:
-        """Return whether a process that was killed has not ended yet."""
-        if self.stuck is not None and self.stuck.poll() is not None:
-            self.stuck = None
-        return self.stuck is not None
-
-    def close(self) -> int | None:
-        """Kill the process and return its status, None for one that does not end, or for none."""
-        child, self.child, self.unfinished = self.child, None, b""
-        if child is None:
-            return None
-        child.kill()
-        for stream in (child.stdin, child.stdout):
-            if stream:
-                stream.close()
-        try:
-            return child.wait(REAP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.stuck = child
-            return None

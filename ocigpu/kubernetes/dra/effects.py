@@ -15,7 +15,6 @@ Sources: NVIDIA's documentation of nvidia-smi (compute-policy) and MPS.
 import json
 import os
 import select
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from contextlib import AbstractContextManager, suppress
 from ocigpu.core.errors import HostError, OsErrorAs, RequestError, as_own_error, printable, quoted
 from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.nvml_process import DEFAULT, command, set_compute_mode
+from ocigpu.gpus.nvidia.nvml_process import DEFAULT, set_compute_mode
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, group_members
@@ -42,12 +41,15 @@ from ocigpu.kubernetes.mps.shares import mps_directories
 from ocigpu.system.files import lock_file
 from ocigpu.system.libc import MNT_DETACH, umount2
 from ocigpu.system.locks import holding
-from ocigpu.system.programs import end_program, run_program
+from ocigpu.system.module_process import ModuleProcess
+from ocigpu.system.programs import run_program
 from ocigpu.system.removal import remove_directory
 
 SECONDS = 20.0
 MPS_SECONDS = 40.0
 """The kubelet gives a call 45 s; a daemon has 30 s to answer."""
+MPS_GRACE = MPS_SECONDS / 2
+"""For its end, once the standard input of its process is closed."""
 MPS_LOOK = 1.0
 MPS_SHM = "1g"
 
@@ -134,7 +136,7 @@ class Effects:
         self._roots = find_roots(settings)
         self._bus = bus or PciBus(self._roots.sys)
         self._settings, self.mps_root, self._log, self._gate = settings, mps_root, log, gate
-        self._children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        self._children: dict[tuple[str, str], ModuleProcess] = {}
         """The processes that run control daemons and end with us, by claim and group."""
         self._lock = threading.Lock()
         self.table = {
@@ -149,7 +151,7 @@ class Effects:
     def close(self) -> None:
         """End all control daemons."""
         for child in list(self._children.values()):
-            end_child(child)
+            child.close(MPS_GRACE)
         self._children.clear()
 
     # time slices
@@ -200,12 +202,12 @@ class Effects:
         with self._lock:
             child = self._children.pop((record.claim.uid, step["group"]), None)
         if child:
-            end_child(child)
+            child.close(MPS_GRACE)
 
     def _runs(self, record: ClaimRecord, step: dict[str, str]) -> bool:
         with self._lock:
             child = self._children.get((record.claim.uid, step["group"]))
-            return child is not None and child.poll() is None
+            return child is not None and child.is_running()
 
     # virtual machines
 
@@ -267,39 +269,18 @@ def set_timeslice(facts: HostFacts, gpu: str, number: int) -> None:
 # the child that runs a control daemon
 
 
-def _start_child(job: "dict[str, object]") -> "subprocess.Popen[bytes]":
+def _start_child(job: "dict[str, object]") -> ModuleProcess:
     """Start a control daemon in a process of its own: it is made ready between fork and exec, beside no thread."""
+    child = ModuleProcess()
     with OsErrorAs(HostError, "OCIGPU-DRA-3", "MPS: no process can be started"):
-        child = subprocess.Popen(
-            command("ocigpu.kubernetes.dra.effects"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
-        )
-    assert child.stdin
-    assert child.stdout
-    try:
-        child.stdin.write(json.dumps(job).encode() + b"\n")
-        child.stdin.flush()
-        answered = select.select([child.stdout], [], [], MPS_SECONDS)[0]
-        answer = child.stdout.readline().decode(errors="replace").strip() if answered else ""
-    except BrokenPipeError:
-        answer = ""
-    if answer != "ready":
-        end_child(child)
-        raise HostError("OCIGPU-DRA-3", printable(answer, 400) or "MPS: the control daemon gave no answer")
+        child.start("ocigpu.kubernetes.dra.effects")
+    child.send(json.dumps(job).encode())
+    lines, _ = child.wait(MPS_SECONDS)
+    if lines != [b"ready"]:
+        child.close(MPS_GRACE)
+        said = lines[0].decode(errors="replace") if lines else "MPS: the control daemon gave no answer"
+        raise HostError("OCIGPU-DRA-3", printable(said, 400))
     return child
-
-
-def end_child(child: "subprocess.Popen[bytes]") -> None:
-    """End the child, which ends its daemon when its standard input is closed; by force if it must be."""
-    for stream in (child.stdin, child.stdout):
-        if stream:
-            stream.close()
-    try:
-        child.wait(MPS_SECONDS / 2)
-    except subprocess.TimeoutExpired:
-        end_program(child)
 
 
 def remove_mps(root: str, place: str) -> None:

@@ -94,13 +94,13 @@ def read_dra_node(
     return DraReading(node)
 
 
-def main(descriptor: str) -> None:
-    """Answer requests, the arguments of read_dra_node, on a connected socket until the other side closes it."""
+def main() -> None:
+    """Answer requests, the arguments of read_dra_node, on standard input until it is closed."""
 
     def read(request: Any) -> DraReading:
         return read_dra_node(*request)
 
-    answer_requests(descriptor, read, lambda text: DraReading(None, text))
+    answer_requests(read, lambda text: DraReading(None, text))
 
 
 def dra_reader() -> ChildReader[DraReading]:

@@ -13,10 +13,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.nvml_child import DriverPlace
-from ocigpu.gpus.nvidia.nvml_process import VERBS, NvmlStream, command, nvml_place
+from ocigpu.gpus.nvidia.nvml_process import VERBS, nvml_place
 from ocigpu.kubernetes.node.devices import Inventory
 from ocigpu.kubernetes.node.health import NO_INSTANCE, Event, Monitor
 from ocigpu.kubernetes.node.reader import ChildReader
+from ocigpu.system.module_process import ModuleProcess
 from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 SILENCE = 60.0
@@ -39,7 +40,7 @@ class EventWatcher:
     """Watches the GPUs of a host for XIDs; :meth:`step` is called now and then and never waits."""
 
     def __init__(self) -> None:
-        self._stream = NvmlStream()
+        self._stream = ModuleProcess(alone=True)
         self.fileno = self._stream.fileno
         """Returns what becomes readable with news, -1 while nothing is watched."""
         self._key: tuple[str, ...] = ()
@@ -78,7 +79,7 @@ class EventWatcher:
 
     def _start(self, now: float) -> News:
         try:
-            self._stream.start(command(VERBS, "watch-events", str(os.getpid()), *self._place))
+            self._stream.start(VERBS, "watch-events", str(os.getpid()), *self._place)
         except OSError as error:
             return News(warnings=(self._fail(now, f"cannot be started: {error.strerror}"),))
         self._started = self._heard = now

@@ -38,8 +38,8 @@ def read_again(before: KubernetesNode | None, settings: Settings, configuration:
     return Reading(read_node(settings, configuration))
 
 
-def main(descriptor: str) -> None:
-    """Answer requests, (settings, configuration), on a connected socket until the other side closes it."""
+def main() -> None:
+    """Answer requests, (settings, configuration), on standard input until it is closed."""
     last: tuple[Settings, Configuration] | None = None
     node: KubernetesNode | None = None
     problems: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ def main(descriptor: str) -> None:
             node = reading.node
         return reading._replace(problems=problems)
 
-    answer_requests(descriptor, read, lambda text: Reading(None, text))
+    answer_requests(read, lambda text: Reading(None, text))
 
 
 def hardware_reader() -> ChildReader[Reading]:

@@ -26,7 +26,7 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
     show_gpus,
     show_ids,
 )
-from ocigpu.gpus.nvidia.nvml_process import command
+from ocigpu.system.module_process import command
 from ocigpu.system.programs import run_program
 
 CHILD = "ocigpu.gpus.nvidia.fabric.libnvfm_child"
