@@ -28,8 +28,8 @@ def test_it_types_the_five_minutes_of_the_readme() -> None:
     """inside.sh names them by their place."""
     typed = bash("section", "section README.md 'With Docker, in five minutes'").splitlines()
     wanted = (
-        "make deb && apt install ", "ocigpu doctor", "ocigpu engine configure docker", "systemctl restart docker",
-        "docker run ", "ocigpu sim create ", "install ",
+        "make deb && apt install ", "ocigpu setup docker", "ocigpu doctor", "ocigpu engine configure docker",
+        "systemctl restart docker", "docker run ", "ocigpu sim create ", "install ",
     )  # fmt: skip
     assert [line[: len(begin)] for line, begin in zip(typed, wanted, strict=True)] == list(wanted)
 

@@ -110,15 +110,20 @@ limits=(--ulimit "nofile=1024:1024" --ulimit "nproc=1024:1024")
 # -- the README, word for word: five minutes with Docker, without a GPU ------------------------------------------------
 mapfile -t typed < <(section README.md 'With Docker, in five minutes')
 docker import /root/debian.tar debian >/dev/null # for the registry, which a ground cannot reach
-[ "${#typed[@]}" -ge 7 ] || { echo "README.md has ${#typed[@]} commands, not 7"; exit 2; }
+[ "${#typed[@]}" -ge 8 ] || { echo "README.md has ${#typed[@]} commands, not 8"; exit 2; }
 export DEBIAN_FRONTEND=noninteractive
 try package - sh -c "${typed[0]#*&& } -y"
-try README - sh -c "${typed[5]}"
 try README - sh -c "${typed[6]}"
-try README no sh -c "${typed[1]}" # the doctor: no engine is configured
-try README - sh -c "${typed[2]}"
+try README - sh -c "${typed[7]}"
+try README no sh -c "${typed[2]}" # the doctor: no engine is configured
+try README - sh -c "${typed[1]} --yes"
+try README 1 sh -c "${typed[5]}"
+try README - sh -c "${typed[1]} --undo --yes"
+try README no sh -c "${typed[5]}"
+systemctl reset-failed docker.service docker.socket # systemd allows three starts in a minute
 try README - sh -c "${typed[3]}"
-try README 1 sh -c "${typed[4]}"
+try README - sh -c "${typed[4]}"
+try README 1 sh -c "${typed[5]}"
 ocigpu sim remove /opt/gpus
 try README - ocigpu sim create /opt/gpus --gpus 2 --model l40s
 # A real driver's nodes are in /dev, where engines look that bind them into a user namespace.

@@ -39,11 +39,7 @@ def configure_command(
     runtime: str = "",
     kata: bool = False,
 ) -> int:
-    from ocigpu.core.settings import Settings
     from ocigpu.engines.configure import plan_configuration
-    from ocigpu.engines.wanted import Wanted
-    from ocigpu.gpus.tree import find_roots
-    from ocigpu.gpus.wsl import WAYS, looks_like_wsl
 
     named = known_engine(engine or runtime)
     if named in ("", "docker") and name == "runc":
@@ -59,26 +55,56 @@ def configure_command(
     if not name or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
         raise UsageError("--name takes letters, digits and -_.")
     root, config, drop_in, hook_dir = _absolute(root, engine_config, drop_in, hook_dir)
+    hook = True if gpus_hook or hook_dir else False if no_gpus_hook else None
+    targets, notes = plan_targets(
+        named, name, runtime_path, default, cdi, kata, hook, hook_dir, root, config, drop_in, leave_sandbox=yes
+    )
+    return _run(targets, plan_configuration, named, yes, dry_run, json, notes)
+
+
+def plan_targets(
+    named: str,
+    name: str = "ocigpu",
+    runtime_path: str = "",
+    default: bool = False,
+    cdi: bool = False,
+    kata: bool = False,
+    hook: bool | None = None,
+    hook_dir: str = "",
+    root: str = "/",
+    config: str = "",
+    drop_in: str = "",
+    leave_sandbox: bool = False,
+) -> "tuple[dict[str, ConfigureOptions], list[str]]":
+    """Return what to configure, by engine, and notes; "" for ``named``: every engine that is here.
+
+    ``hook``: whether docker run --gpus gets its hook, None where it can.  Raises OcigpuError OCIGPU-ENG-5.
+    """
+    from ocigpu.core.settings import Settings
+    from ocigpu.engines.wanted import Wanted
+    from ocigpu.gpus.tree import find_roots
+    from ocigpu.gpus.wsl import WAYS, looks_like_wsl
+
     path, notes = _runtime_program(root, runtime_path)
     if name == VENDOR_NAME and not runtime_path:
         path = _vendor_named(root, path)
-    on_wsl = root == "/" and looks_like_wsl(find_roots(Settings()))
-    if on_wsl:
+    if root == "/" and looks_like_wsl(find_roots(Settings())):
+        hook = hook or False
         notes.append(f"this is WSL: neither --gpus nor mode hook can give its GPUs; these work: {WAYS}")
-    hook = True if gpus_hook or hook_dir else False if no_gpus_hook or on_wsl else None
     wanted = Wanted(name, path, default, cdi, kata, _starts_without_cgroups(root))
-    targets, more = _targets(named, wanted, root, config, drop_in)
+    targets, more = find_targets(named, wanted, root, config, drop_in)
     if not targets:
         raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", "install one, or name it")
     targets = {
-        each: one._replace(gpus_hook=hook, hook_directory=hook_dir, leave_sandbox=yes) for each, one in targets.items()
+        each: one._replace(gpus_hook=hook, hook_directory=hook_dir, leave_sandbox=leave_sandbox)
+        for each, one in targets.items()
     }
     if name == VENDOR_NAME and VENDOR_RUNTIME not in path and any(one.engine == "docker" for one in targets.values()):
         more.append(
             f'Dev Containers (VS Code, DevPod) pass no --gpus unless the runtime "{name}" is a program called '
             f"{VENDOR_RUNTIME}: install the package ocigpu-nvidia-names (make install VENDOR_NAMES=1), run this again"
         )
-    return _run(targets, plan_configuration, named, yes, dry_run, json, [*notes, *more])
+    return targets, [*notes, *more]
 
 
 def remove_command(
@@ -95,7 +121,7 @@ def remove_command(
 
     named = known_engine(engine)
     root, config, drop_in = _absolute(root, engine_config, drop_in)
-    targets, _ = _targets(named, Wanted("", "", False, False), root, config, drop_in)
+    targets, _ = find_targets(named, Wanted("", "", False, False), root, config, drop_in)
     return _run(targets, plan_removal, named, yes, dry_run, json)
 
 
@@ -136,7 +162,7 @@ def known_engine(engine: str) -> str:
     return engine
 
 
-def _targets(
+def find_targets(
     named: str, wanted: "Wanted", root: str, config: str, drop_in: str
 ) -> "tuple[dict[str, ConfigureOptions], list[str]]":
     """Return what to configure, by engine: the one that was named, else all that are here; and what to say of others.
@@ -250,7 +276,7 @@ def _notes_of_owner(path: str) -> list[str]:
     return [f"{place} can be changed by others than root: they become root by a container's start"]
 
 
-class _Work(NamedTuple):
+class EngineWork(NamedTuple):
     """What one engine gets, and what came of it: ``error`` says why it does not get it."""
 
     name: str
@@ -280,31 +306,28 @@ def _run(
     """
     import contextlib
 
-    from ocigpu.engines.files import Root, locked
+    from ocigpu.engines.files import locked
 
     asks = not (named or yes or dry_run)
     with contextlib.ExitStack() as stack:
         if not (asks or dry_run):
             stack.enter_context(locked())
-        works = []
-        for name, options in targets.items():
-            with Root(options.root) as root:
-                works.append(_plan(root, name, options, make_plan, show_diff=not json))
+        works = plan_works(targets, make_plan, show_diff=not json)
         changed = any(work.changed for work in works)
         unconfirmed = asks and changed and (json or not show.confirm("Make these changes?"))
         undone = dry_run or unconfirmed
         if not undone:
             if asks and changed:
                 stack.enter_context(locked())
-            works = [_carry_out(work) for work in works]
+            works = [carry_out_work(work) for work in works]
     if named and works[0].error:
         raise works[0].error
     if json:
-        engines = [_to_json(work) for work in works]
+        engines = [work_data(work) for work in works]
         changed = any(work.changed for work in works)
         show.data({"changed": changed, "dry_run": undone, "engines": engines, "notes": list(notes)})
     else:
-        _print(works, undone, named, notes)
+        print_works(works, undone, named, notes)
         if not works:
             print("no engine is installed here: nothing to do")
     if unconfirmed:
@@ -312,17 +335,32 @@ def _run(
     return 1 if any(work.error for work in works) else UNCONFIRMED if unconfirmed else 0
 
 
-def _plan(
+def plan_works(
+    targets: "Mapping[str, ConfigureOptions]",
+    make_plan: "Callable[[Root, ConfigureOptions], EnginePlan]",
+    show_diff: bool,
+) -> list[EngineWork]:
+    """Return what each engine would get, checked by the engine itself; prints the differences."""
+    from ocigpu.engines.files import Root
+
+    works = []
+    for name, options in targets.items():
+        with Root(options.root) as root:
+            works.append(_plan_work(root, name, options, make_plan, show_diff))
+    return works
+
+
+def _plan_work(
     root: "Root",
     name: str,
     options: "ConfigureOptions",
     make_plan: "Callable[[Root, ConfigureOptions], EnginePlan]",
     show_diff: bool,
-) -> _Work:
+) -> EngineWork:
     from ocigpu.engines.carry_out import check_plan, diff
     from ocigpu.engines.configure import EnginePlan
 
-    work = _Work(name, options, EnginePlan(options.engine, "", ()))
+    work = EngineWork(name, options, EnginePlan(options.engine, "", ()))
     try:
         work = work._replace(plan=make_plan(root, options))
         work = work._replace(diffs={edit.file.path: diff(edit) for edit in work.plan.edits if edit.changed})
@@ -334,7 +372,8 @@ def _plan(
         return work._replace(error=error)
 
 
-def _carry_out(work: _Work) -> _Work:
+def carry_out_work(work: EngineWork) -> EngineWork:
+    """Write an engine's files; returns the work, with the error if it could not be done."""
     from ocigpu.engines.carry_out import carry_out
     from ocigpu.engines.files import Root
 
@@ -347,13 +386,15 @@ def _carry_out(work: _Work) -> _Work:
     return work
 
 
-def _step_of(work: _Work) -> str:
+def step_of(work: EngineWork) -> str:
+    """Return the command that makes the engine use its new files, "" for none."""
     from ocigpu.engines.carry_out import remaining_step
 
     return remaining_step(work.options, work.plan) if not work.error and (work.diffs or work.plan.links) else ""
 
 
-def _to_json(work: _Work) -> dict[str, object]:
+def work_data(work: EngineWork) -> dict[str, object]:
+    """Return the work as JSON data."""
     links = [{"path": path, "target": target} for path, target in work.plan.links]
     files = [{"path": path, "diff": text} for path, text in work.diffs.items()]
     error = {"code": work.error.code, "message": work.error.message, "hint": work.error.hint} if work.error else None
@@ -364,12 +405,13 @@ def _to_json(work: _Work) -> dict[str, object]:
         "links": links,
         "checked_by": work.checked,
         "notes": list(work.plan.notes),
-        "remaining_step": _step_of(work),
+        "remaining_step": step_of(work),
         "error": error,
     }
 
 
-def _print(works: Sequence[_Work], undone: bool, named: str, notes: Sequence[str]) -> None:
+def print_works(works: Sequence[EngineWork], undone: bool, named: str, notes: Sequence[str]) -> None:
+    """Say what was done to each engine's files, or would be, and what remains to be done."""
     done = "would be " if undone else ""
     for work in works:
         if work.error:
@@ -389,7 +431,7 @@ def _print(works: Sequence[_Work], undone: bool, named: str, notes: Sequence[str
         elif work.checked:
             print(f"checked by: {work.checked}")
     show.notes([*notes, *(note if named else f"{work.name}: {note}" for work in works for note in work.plan.notes)])
-    steps = {work.name: step for work in works if (step := _step_of(work))}
+    steps = {work.name: step for work in works if (step := step_of(work))}
     if named:
         for step in steps.values():
             print(f"remains to be done: {step}")

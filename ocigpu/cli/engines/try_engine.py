@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ocigpu.cli.engines.archive_image import write_image
 from ocigpu.cli.engines.busybox import make_config, make_root, sections_of
@@ -64,12 +64,13 @@ class Proof(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How one way went."""
+    """How one way went; ``printed``: by nvidia-smi in the container."""
 
     engine: str
     way: str
     checks: tuple[Proof, ...]
     seconds: float
+    printed: str = ""
 
     @property
     def passed(self) -> bool:
@@ -93,7 +94,8 @@ class Expected(NamedTuple):
         names = [(shlex.quote(f"@@ open {node}"), shlex.quote(node)) for node in self.nodes]
         lines += [f"echo {title}; (exec 3< {node}) 2>&1 && echo opened" for title, node in names]
         lines += [f"echo '@@ load {name}'; LD_PRELOAD={name} /usr/bin/true 2>&1" for name in self.sonames]
-        lines += ["echo '@@ smi'; nvidia-smi -L 2>&1 || echo failed"] if self.has_smi else []
+        if self.has_smi:
+            lines += ["echo '@@ smi'; nvidia-smi -L 2>&1 || echo failed", "echo '@@ table'; nvidia-smi 2>&1"]
         return "\n".join([*lines, "echo '@@ end'"])
 
 
@@ -219,9 +221,20 @@ def run_command(engine: str = "", config: str = "") -> "show.Answer":
     named = known_engine(engine)
     settings = load_settings(config)
     facts = load_facts(settings)
+    notes: list[str] = []
+    results = try_engines(named, settings, facts, notes)
+    yield data_of(results, facts, notes), 0 if all(result.passed for result in results) else FAILED
+    print_results(results, facts, notes)
+
+
+def try_engines(named: str, settings: Settings, facts: HostFacts, notes: list[str]) -> list[Result]:
+    """Start a container in every way of the engine, or of all that are configured; returns how each way went.
+
+    What could not be tried is added to ``notes``.  Raises HostError OCIGPU-HOST-1 on a host without GPUs, OcigpuError
+    OCIGPU-ENG-5 when there is no way to try.
+    """
     if not facts.gpus:
         raise HostError("OCIGPU-HOST-1", "this host shows no GPU: there is nothing to give to a container", "")
-    notes: list[str] = []
     results: list[Result] = []
     with cleaning_up() as cleanup, show.Progress("making the image") as progress:
         engines = _find(named, facts, notes)
@@ -237,14 +250,17 @@ def run_command(engine: str = "", config: str = "") -> "show.Answer":
         for each, ways in engines:
             with cleaning_up() as undo:
                 results += _test(each, ways, str(archive), wanted, undo, progress)
-    passed = all(result.passed for result in results)
+    return results
+
+
+def data_of(results: Sequence[Result], facts: HostFacts, notes: Sequence[str]) -> dict[str, Any]:
+    """Return the results as JSON data."""
     rows = [
         {**result._asdict(), "passed": result.passed, "checks": [check._asdict() for check in result.checks]}
         for result in results
     ]
-    data = {"passed": passed, "simulated": facts.simulated, "results": rows, "notes": notes}
-    yield data, 0 if passed else FAILED
-    _print(results, facts, notes)
+    passed = all(result.passed for result in results)
+    return {"passed": passed, "simulated": facts.simulated, "results": rows, "notes": list(notes)}
 
 
 def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, list[Way]]]:
@@ -333,7 +349,8 @@ def _test(
             done = engine.end(way, wanted)
         with undisturbed():
             engine.remove_container()
-        yield Result(name, way.label, tuple(_judge(done, way, wanted)), round(time.monotonic() - begin, 2))
+        printed = sections_of(done.output).get("table", "")
+        yield Result(name, way.label, tuple(_judge(done, way, wanted)), round(time.monotonic() - begin, 2), printed)
 
 
 def _remove(engine: Engine) -> None:
@@ -408,7 +425,8 @@ def _run(command: Sequence[str]) -> Finished:
         return Finished(1, "", f"{command[0]}: {error.strerror or error}")
 
 
-def _print(results: Sequence[Result], facts: HostFacts, notes: Sequence[str]) -> None:
+def print_results(results: Sequence[Result], facts: HostFacts, notes: Sequence[str]) -> None:
+    """Print a line for each way, and what is wrong with those that failed."""
     if facts.simulated:
         print(f"host: {show.host_line(facts)}")
     rows = []

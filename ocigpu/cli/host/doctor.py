@@ -4,7 +4,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from ocigpu.cli.front import show
 from ocigpu.cli.front.common import settings_path
@@ -127,11 +127,11 @@ def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Fi
         for line in item.safe:
             print(f"    {printable(line, 1000)}")
             if not yes:
-                _run(line, ("--dry-run",))
+                run_fix(line, ("--dry-run",))
         if not yes and not show.confirm("Carry it out?", piped=True):
             continue
         tried += 1
-        failed = next((line for line in item.safe if _run(line)), "")
+        failed = next((line for line in item.safe if run_fix(line)), "")
         gone = not any(one.is_still(item) for one in examine(item.name))
         result = "done: it is gone" if gone else "done, and it is still there"
         print(f"    {f'failed: {printable(failed, 1000)}' if failed else result}")
@@ -143,8 +143,12 @@ def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Fi
     return tried
 
 
-def _run(line: str, more: tuple[str, ...] = ()) -> int:
-    """Carry out a fix as it is printed, and return its exit status; ``--dry-run`` shows it, where a command can."""
+def run_fix(line: str, more: tuple[str, ...] = (), output: "TextIO | None" = None) -> int:
+    """Carry out a fix as it is printed, and return its exit status; ``--dry-run`` shows it, where a command can.
+
+    ``output``: where it prints, standard output unless something else is given.
+    """
+    import contextlib
     import shlex
     import subprocess
 
@@ -156,8 +160,9 @@ def _run(line: str, more: tuple[str, ...] = ()) -> int:
         command = find_command(words[1:])[0]
         if more and "--dry-run" not in read_page(command).options:
             return 0
-        return main([*words[1:], *more])
+        with contextlib.redirect_stdout(output or sys.stdout):
+            return main([*words[1:], *more])
     if more:
         return 0
     sys.stdout.flush()
-    return subprocess.run(["/bin/sh", "-c", line], check=False).returncode
+    return subprocess.run(["/bin/sh", "-c", line], check=False, stdout=output).returncode
