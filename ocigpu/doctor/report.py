@@ -81,6 +81,7 @@ def to_data(host: Host, findings: list[Finding]) -> dict[str, Any]:
         "findings": [
             {
                 "name": item.name,
+                "code": item.code,
                 "severity": item.severity,
                 "title": titles[item.name],
                 "text": item.text,

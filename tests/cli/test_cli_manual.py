@@ -158,6 +158,7 @@ MANY_WORDS = {
     "--resource": "extended resource that is a GPU",
     "--root": "root directory of another host: a mounted disk, an image, a simulated host",
     "--runtime-path": "path of ocigpu-runtime",
+    "--since": "only what is newer than that: a time, or the report of a file",
     "--strict": "fail instead of leaving something out",
     "--yes": "do it without asking",
 }

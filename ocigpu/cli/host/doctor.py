@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ocigpu.doctor.findings import Finding
     from ocigpu.doctor.host import Host
 
+WATCH_SECONDS = 10
 FORMATS = ("text", "json", "junit", "prometheus")
 
 
@@ -31,6 +32,8 @@ def doctor_command(
     markdown: bool = False,
     tenants: bool = False,
     claims: bool = False,
+    since: str = "",
+    watch: bool = False,
 ) -> int:
     from ocigpu.doctor.findings import CHECKS, CLAIMS, TENANTS
     from ocigpu.doctor.report import exit_status, render, render_markdown, render_part, run_checks, to_data
@@ -64,6 +67,11 @@ def doctor_command(
         raise UsageError("--fix reports as text, and --yes belongs to it")
     if fix and not yes and not (sys.stdin and sys.stdin.isatty()):
         raise UsageError("--fix asks before each fix, and standard input is no terminal", "carry out all: --fix --yes")
+    if (since or watch) and (fix or archive or html or form not in ("text", "json")):
+        raise UsageError("--since and --watch report as text or JSON, and know no --fix, --archive and --html")
+    if watch and (since or form == "json"):
+        raise UsageError("--watch reports as text, and excludes --since")
+    before = _read_before(since) if since else []
     from ocigpu.doctor.host import Host
 
     def examine(names: tuple[str, ...] = ()) -> "tuple[Host, list[Finding]]":
@@ -78,6 +86,8 @@ def doctor_command(
     host, findings = examine()
     if fix and root and not (host.simulated and _is_own(root)):
         raise UsageError(f"--fix --root {root}: not on another machine's disk, whose links may lead to this machine")
+    if since:
+        return _report_since(since, before, host, findings, form)
     if form == "json":
         show.data(to_data(host, findings))
     elif form == "text":
@@ -102,7 +112,49 @@ def doctor_command(
         write_html(html, host, findings)
         if form == "text":
             print(f"wrote {printable(html)}: look at it before you pass it on")
+    if watch:
+        _watch(findings, lambda: examine()[1])
     return exit_status(findings)
+
+
+def _read_before(path: str) -> "list[Finding]":
+    from ocigpu.doctor.changes import read_report
+
+    return read_report(path)
+
+
+def _report_since(path: str, before: "list[Finding]", host: "Host", findings: "list[Finding]", form: str) -> int:
+    """Report what has changed since a report was written; returns the exit status of what is new."""
+    from ocigpu.doctor import changes as changed
+    from ocigpu.doctor.report import exit_status, to_data
+
+    changes = changed.compare(before, findings)
+    if form == "json":
+        show.data({**to_data(host, findings), "since": changed.to_data(changes)})
+    else:
+        counts = f"{len(changes.new)} new, {len(changes.gone)} gone, {len(changes.same)} as before"
+        print(f"since {printable(path)}: {counts}")
+        show.report(changed.render_changes(changes))
+    return exit_status(list(changes.new))
+
+
+def _watch(before: "list[Finding]", examine: "Callable[[], list[Finding]]") -> None:
+    """Look again and again, and report what has changed, until somebody ends it."""
+    import time
+
+    from ocigpu.doctor import changes as changed
+
+    print(f"\nlooking again every {WATCH_SECONDS} s: + is new, - is gone; Ctrl-C ends it", flush=True)
+    while True:
+        time.sleep(WATCH_SECONDS)
+        now = examine()
+        changes = changed.compare(before, now)
+        if changes:
+            print(f"\n{time.strftime('%H:%M:%S')}")
+            show.report(changed.render_changes(changes))
+            sys.stdout.flush()
+        # what could not be looked at now is remembered
+        before = [*now, *changes.unchecked]
 
 
 def _is_own(root: str) -> bool:
