@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from ocigpu.cli.front.main import main
-from ocigpu.cli.settings.model import find_problems
 from ocigpu.cli.settings.vendor import VENDOR_KEYS, Import, import_settings, render_import
 from ocigpu.core.errors import SettingsError
-from ocigpu.core.settings import KEYS, Settings, parse_settings
+from ocigpu.core.settings import KEYS, Settings, find_problems, parse_settings
 from ocigpu.system.settings_file import MAX_BYTES
 
 RUNTIME = "nvidia-container-runtime"

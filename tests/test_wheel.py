@@ -224,7 +224,7 @@ def test_a_job_without_any_rights_sees_gpus(job: Path, work_directory: Path) -> 
         (["sim", "exec", "--gpu", "2", "--", "true"], 2, 'ocigpu: OCIGPU-ARG-1: no such option: "--gpu"'),
         (["sim", "exec"], 2, "ocigpu: OCIGPU-ARG-1: missing: COMMAND..."),
         (["sim", "exce"], 2, 'ocigpu: OCIGPU-ARG-1: no such command: "exce"'),
-        (["config", "check", "FILE"], 1, "ocigpu: OCIGPU-PART-1: cli: the module pydantic is not installed"),
+        (["trace", "FILE"], 1, "ocigpu: OCIGPU-PART-1: cli: the module pydantic is not installed"),
         (
             ["tenancy", "list"],
             1,
@@ -235,7 +235,7 @@ def test_a_job_without_any_rights_sees_gpus(job: Path, work_directory: Path) -> 
 def test_without_other_libraries_one_line_says_what_is_missing(
     job: Path, tmp_path: Path, words: list[str], status: int, line: str
 ) -> None:
-    (tmp_path / "FILE").write_text('mode = "hook"\n')
+    (tmp_path / "FILE").write_text("\n")
     done = run([job / "bin/ocigpu", *words], check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[0]) == (status, line)
     assert done.stderr.splitlines()[1].startswith("hint: ")
@@ -255,12 +255,12 @@ def test_the_hint_installs_what_was_missing_and_asks_no_index_for_our_name(
     env = {**os.environ, **path}
     (wheel,) = built.glob("*.whl")
     run(["pip", "install", "--quiet", wheel], env=env, timeout=200)
-    (tmp_path / "FILE").write_text('mode = "hook"\n')
-    check = ["ocigpu", "config", "check", tmp_path / "FILE"]
-    hint = run(check, env=env, check=False).stderr.splitlines()[1]
+    (tmp_path / "FILE").write_text("\n")
+    trace = ["ocigpu", "trace", tmp_path / "FILE"]
+    hint = run(trace, env=env, check=False).stderr.splitlines()[1]
     command = hint.partition(": pip ")[2].replace("[cli]", "[kubernetes]")  # which brings the other
     run(["sh", "-c", f"pip {command}"], env=env, cwd=built, timeout=250)
-    assert run(check, env=env).returncode == 0
+    assert "OCIGPU-TRC-2" in run(trace, env=env, check=False).stderr
     assert run(["ocigpu", "--version"], env=env).stdout == f"ocigpu {__version__}\n"
     assert run(["pip", "check"], env=env).stdout == "No broken requirements found.\n"
     missing = run(

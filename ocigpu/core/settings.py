@@ -1,8 +1,7 @@
-"""Settings of the hot path: read plainly, with the standard library only.
+"""Settings, for the hot path and every command: read plainly, with the standard library only.
 
 ``/etc/ocigpu/config.toml``, or the file named by ``OCIGPU_CONFIG`` in the environment of the shim or the operator's
-CLI (a hook gets it as an argument, never from its environment).  The same table of keys feeds the pydantic model of
-``ocigpu config check``; a test holds both to the same answers.
+CLI (a hook gets it as an argument, never from its environment).  A test holds this to the answers of a model.
 """
 
 from ocigpu.core.errors import SettingsError, find_near, quoted
@@ -159,23 +158,45 @@ def parse_settings(document: "dict[str, Any]", path: str = "") -> Settings:
     Raises SettingsError (OCIGPU-SET-2) naming ``path`` and the key for an unknown key, a wrong type, or a value
     outside the key's choices.
     """
-    known = {key.name: key for key in KEYS}
-    tables = {name.split(".")[0] for name in known if "." in name}
-    values: dict[str, Any] = {}
-    for name, value in _flatten(document, tables, path):
-        key = known.get(name)
-        if key is None:
-            raise SettingsError("OCIGPU-SET-2", f"{path}: unknown key {quoted(name)}", suggest_key(name))
-        values[key.field] = _value(key, value, path)
+    values, problems = _read(document)
+    for text, hint in problems:
+        raise SettingsError("OCIGPU-SET-2", f"{path}: {text}", hint)
     return Settings(**values, path=path)
 
 
-def _flatten(document: "dict[str, Any]", tables: set[str], path: str) -> "list[tuple[str, Any]]":
+def find_problems(document: "dict[str, Any]") -> list[str]:
+    """Return what is wrong with a parsed TOML document, one sentence for each key; empty when nothing is."""
+    return [f"{text}: {hint}" if hint else text for text, hint in _read(document)[1]]
+
+
+def _read(document: "dict[str, Any]") -> "tuple[dict[str, Any], list[tuple[str, str | None]]]":
+    """Return values by field, and problems with their hints."""
+    known = {key.name: key for key in KEYS}
+    tables = {name.split(".")[0] for name in known if "." in name}
+    values: dict[str, Any] = {}
+    problems: list[tuple[str, str | None]] = []
+    for name, value in _flatten(document, tables):
+        key = known.get(name)
+        if name in tables:
+            problems.append((f"{name} is not a table", None))
+        elif key is None:
+            problems.append((f"unknown key {quoted(name)}", suggest_key(name)))
+        else:
+            marked = name == "ldconfig" and isinstance(value, str)
+            found = (
+                value.removeprefix("@") if marked else value
+            )  # NVIDIA's mark of a path of the host: it always is one
+            if problem := _problem_of(key, found):
+                problems.append((f"{name}: {problem}", ""))
+            values[key.field] = tuple(found) if isinstance(found, list) else found
+    return values, problems
+
+
+def _flatten(document: "dict[str, Any]", tables: set[str]) -> "list[tuple[str, Any]]":
+    """Return dotted names with their values; a table that is none has its name."""
     pairs: list[tuple[str, Any]] = []
     for name, value in document.items():
-        if name in tables:
-            if not isinstance(value, dict):
-                raise SettingsError("OCIGPU-SET-2", f"{path}: {name} is not a table")
+        if name in tables and isinstance(value, dict):
             pairs.extend((f"{name}.{inner}", inner_value) for inner, inner_value in value.items())
         else:
             pairs.append((f'"{name}"' if "." in name else name, value))  # "driver.root" in quotes is not driver.root
@@ -196,19 +217,12 @@ def suggest_key(name: str) -> str:
     return f"keys of [{table}]: {', '.join(inside)}" if table and inside else "ocigpu config keys lists all keys"
 
 
-def _value(key: Key, value: "Any", path: str) -> "Any":
-    problem = ""
+def _problem_of(key: Key, value: "Any") -> str:
     if not _is_of_kind(key.kind, value):
-        problem = f"expected a {key.kind}, found {_shown(value)}"
-    elif key.kind == "paths":
-        problem = next(filter(None, (find_problem(key, item) for item in value)), "")
-    elif isinstance(value, str):
-        if key.name == "ldconfig":
-            value = value.removeprefix("@")  # the vendor's mark for "a path of the host": here it always is
-        problem = find_problem(key, value)
-    if problem:
-        raise SettingsError("OCIGPU-SET-2", f"{path}: {key.name}: {problem}", "")
-    return tuple(value) if isinstance(value, list) else value
+        return f"expected a {key.kind}, found {_shown(value)}"
+    if key.kind == "paths":
+        return next(filter(None, (find_problem(key, item) for item in value)), "")
+    return find_problem(key, value) if isinstance(value, str) else ""
 
 
 def _is_of_kind(kind: str, value: "Any") -> bool:

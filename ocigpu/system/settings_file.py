@@ -29,6 +29,12 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
     (OCIGPU-SET-3): its values decide what root executes.  What the text says is taken from the cache when that has this
     very text.  ``keep``: it is kept there for the next start.
     """
+    document = read_document(path, keep)
+    return Settings() if document is None else parse_settings(document, path or DEFAULT_PATH)
+
+
+def read_document(path: str = "", keep: bool = False) -> "dict[str, Any] | None":
+    """Return what the settings file says, None for none; see :func:`read_settings`."""
     named = bool(path)
     path = path or DEFAULT_PATH
     try:
@@ -39,7 +45,7 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
             data = read_bounded(file, MAX_BYTES)  # half of a file could mean anything
     except FileNotFoundError as error:
         if not named:
-            return Settings()
+            return None
         hint = "See what names this file: --config, or OCIGPU_CONFIG in the environment."
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error.strerror}", hint) from error
     except OSError as error:
@@ -49,13 +55,12 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
         ) from error
     directory = open_cache(create=keep)
     try:
-        document = parse_toml(data) if directory < 0 else _parse_kept(data, directory, keep)
+        return parse_toml(data) if directory < 0 else _parse_kept(data, directory, keep)
     except (ValueError, RecursionError) as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
     finally:
         if directory >= 0:
             os.close(directory)
-    return parse_settings(document, path)
 
 
 def parse_toml(data: bytes) -> "dict[str, Any]":

@@ -333,8 +333,8 @@ def test_config_check_names_every_problem(run: Run, tmp_path: Path) -> None:
     status, out, err = run("config", "check", path)
     assert (status, out) == (1, "")
     assert err.splitlines() == [
-        f"{path}: no-cgroups: input should be a valid boolean",
-        f'ocigpu: OCIGPU-SET-2: {path}: unknown key "mod": did you mean mode?',
+        f'{path}: unknown key "mod": did you mean mode?',
+        f'ocigpu: OCIGPU-SET-2: {path}: no-cgroups: expected a bool, found "1"',
         "hint: all keys: ocigpu config keys",
     ]
 

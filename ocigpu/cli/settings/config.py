@@ -10,11 +10,10 @@ from ocigpu.cli.front import show
 from ocigpu.cli.front.arguments import WORDS_OF_BOOLS
 from ocigpu.cli.front.common import load_settings, settings_path
 from ocigpu.core.errors import OcigpuError, OsErrorAs, SettingsError, UsageError, printable, quoted
-from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, parse_settings, suggest_key
+from ocigpu.core.settings import DEFAULT_PATH, KEYS, Key, Settings, find_problems, parse_settings, suggest_key
 from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.entry.pass_through import forget
-from ocigpu.system.files import read_regular
-from ocigpu.system.settings_file import MAX_BYTES, parse_toml, read_settings
+from ocigpu.system.settings_file import MAX_BYTES, read_document
 
 
 def check_command(file: str = "") -> None:
@@ -24,32 +23,14 @@ def check_command(file: str = "") -> None:
         print(f"{DEFAULT_PATH}: not there; the defaults are in force")
         return
     path = path or DEFAULT_PATH
-    refused, settings = None, Settings()
-    try:
-        settings = read_settings(path)
-    except SettingsError as error:
-        if error.code != "OCIGPU-SET-2":
-            raise
-        refused = error
-    problems = _find_problems(path)
-    if bool(problems) != bool(refused):
-        cause = refused.message if refused else problems[0]
-        raise OcigpuError("OCIGPU-INT-1", f"{path}: the two readers of settings differ: {cause}") from refused
+    document = read_document(path) or {}
+    problems = find_problems(document)
     for problem in problems[:-1]:
         print(f"{path}: {printable(problem)}", file=sys.stderr)
     if problems:
-        raise SettingsError("OCIGPU-SET-2", f"{path}: {problems[-1]}", "all keys: ocigpu config keys") from refused
-    changed = sum(1 for row in setting_rows(settings) if row[2] != "default")
+        raise SettingsError("OCIGPU-SET-2", f"{path}: {problems[-1]}", "all keys: ocigpu config keys")
+    changed = sum(1 for row in setting_rows(parse_settings(document, path)) if row[2] != "default")
     print(f"{path}: ok ({changed} of {len(KEYS)} keys differ from the defaults)")
-
-
-def _find_problems(path: str) -> list[str]:
-    from ocigpu.cli.settings.model import find_problems
-
-    try:
-        return find_problems(parse_toml(read_regular(path, MAX_BYTES)))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SettingsError("OCIGPU-SET-1", f"settings {path}: {error}") from error
 
 
 def show_command(config: str = "") -> "show.Answer":
@@ -171,7 +152,6 @@ def render_default() -> str:
 
 
 def import_command(file: str = "", output: str = "", dry_run: bool = False, force: bool = False) -> "show.Answer":
-    from ocigpu.cli.settings.model import find_problems
     from ocigpu.cli.settings.vendor import DEFAULT_PATH as VENDOR_PATH
     from ocigpu.cli.settings.vendor import import_file, render_import
 
@@ -181,7 +161,6 @@ def import_command(file: str = "", output: str = "", dry_run: bool = False, forc
     text = render_import(result, file)
     if problems := find_problems(tomllib.loads(text)):  # it would be a defect of ours
         raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")
-    parse_settings(tomllib.loads(text))
     written = not dry_run and output != "-" and write_settings(output, text, force)
     yield {
         "output": output,

@@ -15,7 +15,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment, Table, Whitespace
 
 from ocigpu.core.errors import OsErrorAs, SettingsError, find_near, printable, quoted
-from ocigpu.core.settings import CAPABILITIES, KEYS, Key
+from ocigpu.core.settings import CAPABILITIES, KEYS, Key, find_problems
 from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.system.settings_file import MAX_BYTES, parse_toml
 
@@ -199,8 +199,6 @@ def _import_key(
 
 def _check_ours(name: str, value: Any) -> None:
     """Raise NoValueError for a value that our own settings refuse."""
-    from ocigpu.cli.settings.model import find_problems
-
     table, _, inner = name.rpartition(".")
     problems = find_problems({table: {inner: value}} if table else {inner: value})
     if problems:

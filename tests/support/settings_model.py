@@ -1,15 +1,10 @@
-"""The settings file as a pydantic model: for ``ocigpu config check``, which names every problem at once.
-
-The hot path reads the same file with :func:`ocigpu.core.settings.parse_settings`, which stops at the first problem and
-needs the standard library only.  A test holds both to the same answers.
-"""
+"""The settings file as a pydantic model, which tests hold the product's reader to."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError, create_model
 
-from ocigpu.core.errors import quoted
-from ocigpu.core.settings import KEYS, Key, find_problem, suggest_key
+from ocigpu.core.settings import KEYS, Key, find_problem
 
 
 def _not_empty(value: str) -> str:
@@ -69,18 +64,10 @@ def _make_model() -> type[Table]:
 SettingsFile = _make_model()
 
 
-def find_problems(document: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a parsed settings file, one sentence for each key; empty when nothing is."""
+def refused_keys(document: dict[str, Any]) -> set[str]:
+    """Return the keys of a parsed settings file that the model refuses."""
     try:
         SettingsFile.model_validate(document)
     except ValidationError as error:
-        return [_problem(details) for details in error.errors(include_url=False)]
-    return []
-
-
-def _problem(details: Any) -> str:
-    name = ".".join(str(part) for part in details["loc"])
-    if details["type"] == "extra_forbidden":
-        return f"unknown key {quoted(name)}: {suggest_key(name)}"
-    message = str(details["msg"]).removeprefix("Value error, ")
-    return f"{name}: {message[:1].lower()}{message[1:]}"
+        return {repr([part for part in each["loc"] if isinstance(part, str)]) for each in error.errors()}
+    return set()
