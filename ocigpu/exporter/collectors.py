@@ -1,6 +1,7 @@
 """Which metrics are exported: dcgm-exporter's file of three columns, ``name, type, help``."""
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -82,12 +83,13 @@ def read_collectors(path: str) -> tuple[tuple[Collector, ...], tuple[str, ...]]:
 def write_collectors(collectors: Sequence[Collector]) -> str:
     """Return the text of a file that wants these; metrics of the table that they leave out are comments."""
     wanted = {collector.name: collector for collector in collectors}
-    lines = ["# name, type (gauge, counter or label), help", ""]
+    text = io.StringIO()
+    text.write("# name, type (gauge, counter or label), help\n\n")
+    writer = csv.writer(text, lineterminator="\n")
     for metric in METRICS:
-        kind, text = (wanted.get(metric.name) or metric)[1:3]
-        text = '"{}"'.format(text.replace('"', '""')) if '"' in text else text
-        lines.append(f"{'' if metric.name in wanted else '# '}{metric.name}, {kind}, {text}")
-    return "\n".join([*lines, ""])
+        text.write("" if metric.name in wanted else "# ")
+        writer.writerow((metric.name, *(wanted.get(metric.name) or metric)[1:3]))
+    return text.getvalue()
 
 
 def collectors_error(where: str, cause: str) -> SettingsError:

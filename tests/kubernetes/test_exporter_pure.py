@@ -1,5 +1,6 @@
 """The exporter's pure parts: the file that chooses metrics, options, owners, and the text."""
 
+import csv
 import os
 import re
 from pathlib import Path
@@ -63,7 +64,10 @@ def test_every_metric_of_the_table_has_a_reader_and_only_one() -> None:
 def test_the_printed_file_is_the_default_and_its_comments_can_be_switched_on() -> None:
     text = write_collectors(DEFAULTS)
     assert parse_collectors(text, "f") == (DEFAULTS, ())
-    assert parse_collectors(re.sub("(?m)^# DCGM", "DCGM", text), "f") == (ALL, ())
+    everything = re.sub("(?m)^# DCGM", "DCGM", text)
+    assert parse_collectors(everything, "f") == (ALL, ())
+    records = [record for record in csv.reader(everything.splitlines()[1:]) if record]
+    assert {len(record) for record in records} == {3}, "other readers join no fields"
 
 
 def test_type_and_help_are_those_of_the_file() -> None:
