@@ -83,8 +83,11 @@ image: ## build the image of the Kubernetes pods as an archive in build/, withou
 uninstall: ## remove what make install put into PREFIX
 	@packaging/install.sh --prefix '$(PREFIX)' --uninstall
 
-docs: ## write the pages of docs/ that are made of the program: COMMANDS, SETTINGS, METRICS, ERRORS, TROUBLESHOOTING, DOCTOR
+docs: ## write the pages of docs/ that are made of the program: SETTINGS, METRICS, DOCTOR
 	@.venv/bin/python packaging/documents.py docs
+
+site: ## build the site of docs/ in build/site, with a page for each command, error code and message (SITE_URL=URL)
+	@packaging/site.sh
 
 protocols: ## generate the modules of the kubelet's interfaces from ocigpu/kubernetes/api/*.proto
 	@.venv/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. ocigpu/kubernetes/api/*.proto
@@ -96,4 +99,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test test-grounds test-arm64 test-kernels gpu-test install deb rpm image uninstall docs protocols format clean
+.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test test-grounds test-arm64 test-kernels gpu-test install deb rpm image uninstall docs site protocols format clean

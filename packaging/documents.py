@@ -1,18 +1,22 @@
 """documents.py SHARE LIBRARY...: writes man pages and shell completion of the commands below SHARE.
 documents.py docs: writes the pages of docs/ that are made of the program.
+documents.py site DIR [mike]: writes what the site is built of: docs/ with a page for each command, code and message.
 
 LIBRARY: directories in which ocigpu and what it imports are found.  Everything comes from the commands themselves:
-their parsers, help and usage texts, and tables.  Only SHARE, or docs/, is changed.
+their parsers, help and usage texts, and tables.  Only SHARE, docs/ or DIR is changed.
 """
 
 import contextlib
 import io
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 MARK = "written by packaging/install.sh"
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def main(share: str) -> None:
@@ -63,32 +67,9 @@ def tables_of(page) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 def make_docs() -> dict[str, str]:
     """Return the text of each page of docs/ that is made of the program, by its name."""
-    from ocigpu.cli.containers import explain
-    from ocigpu.doctor import messages, report
+    from ocigpu.doctor import report
 
-    return {
-        "COMMANDS.md": render_commands(),
-        "SETTINGS.md": render_settings(),
-        "METRICS.md": render_metrics(),
-        "ERRORS.md": explain.render_markdown(),
-        "TROUBLESHOOTING.md": messages.render_markdown(),
-        "DOCTOR.md": report.render_markdown(),
-    }
-
-
-def render_commands() -> str:
-    pages = list(walk())
-    lines = ["# Commands", "", "Every command with its `--help`. This page is generated: `make docs`.", ""]
-    for path, page, _ in pages[1:]:
-        indent = "  " * (path.count(" ") - 1)
-        lines.append(f"{indent}- [{path}](#{path.replace(' ', '-')}): {page.short}")
-    for path, page, below in pages:
-        lines += ["", f"## {path}", "", page.help, "", f"    {path} {usage_of(page, below)}"]
-        for title, rows in tables_of(page):
-            lines += ["", f"### {title}", "", *(f"- `{term}`: {text}" for term, text in rows)]
-        for title, body in page.sections.items():
-            lines += ["", f"### {title}", "", body]
-    return "\n".join(lines) + "\n"
+    return {"SETTINGS.md": render_settings(), "METRICS.md": render_metrics(), "DOCTOR.md": report.render_markdown()}
 
 
 def render_settings() -> str:
@@ -138,6 +119,266 @@ def render_metrics() -> str:
     for name, rows in tables.items():
         text = text.replace(f"{{{name}}}", "\n".join(f"| {' | '.join(cells)} |" for cells in rows))
     return text
+
+
+# The site
+
+
+def write_site(target: str, versions: bool) -> None:
+    """Write mkdocs.yml and the pages: those of docs/, and those that only the site has.
+
+    ``versions``: the pages offer those that mike has published beside them.
+    """
+    import shutil
+
+    import yaml
+
+    chapters = make_site()
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(f"{ROOT}/packaging/site", target)
+    shutil.copytree(f"{ROOT}/docs", f"{target}/docs", ignore=shutil.ignore_patterns("*.json"))
+    shutil.copy(f"{ROOT}/packaging/site/site.css", f"{target}/docs")
+    repository = os.environ.get("OCIGPU_REPOSITORY", "").rstrip("/")
+    for folder, _, names in os.walk(f"{ROOT}/docs"):
+        for name in names:
+            path = os.path.relpath(f"{folder}/{name}", f"{ROOT}/docs")
+            if name.endswith(".md"):
+                with open(f"{folder}/{name}", encoding="utf-8") as file:
+                    text = lead_out(file.read(), f"docs/{path}", repository)
+                write(f"{target}/docs/{path}", text + (chapters[path].index if path in chapters else ""))
+    for chapter in chapters.values():
+        for path, text in chapter.pages.items():
+            write(f"{target}/docs/{path}", text)
+    with open(f"{target}/mkdocs.yml", encoding="utf-8") as file:
+        settings, _, menu = file.read().partition("\nnav:\n")
+    more = {
+        "site_url": os.environ.get("SITE_URL", ""),
+        "repo_url": repository,
+        "extra": {"generator": False, **({"version": {"provider": "mike", "default": "latest"}} if versions else {})},
+        "nav": [with_chapters(entry, chapters) for entry in yaml.safe_load(menu)],
+    }
+    write(f"{target}/mkdocs.yml", f"{settings}\n{yaml.safe_dump(more, sort_keys=False)}")
+
+
+def with_chapters(entry, chapters: "dict[str, Chapter]"):
+    """Return an entry of the menu with the pages of each chapter below the chapter's own page."""
+    if isinstance(entry, dict):
+        title, value = next(iter(entry.items()))
+        if isinstance(value, list):
+            return {title: [with_chapters(child, chapters) for child in value]}
+        if value in chapters:
+            return {title: [{"All": value}, *({name: paths} for name, paths in chapters[value].menu.items())]}
+    return entry
+
+
+LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
+CODE = re.compile(r"(^(?:```|~~~).*?^(?:```|~~~)|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+
+
+def lead_out(text: str, page: str, repository: str) -> str:
+    """Return a page whose links to files outside docs/ lead to the repository, or name the file if none is known."""
+
+    def outside(link: re.Match[str]) -> str:
+        target, sign, anchor = link["target"].partition("#")
+        path = os.path.normpath(f"{os.path.dirname(page)}/{target}")
+        if not target or re.match("[a-z]+:", target) or path.startswith("docs/"):
+            return link[0]
+        if repository:
+            return f"[{link['text']}]({repository}/blob/HEAD/{path}{sign}{anchor})"
+        return link["text"] if link["text"].strip("`") == path else f"{link['text']} (`{path}`)"
+
+    parts = CODE.split(text)
+    return "".join(part if number % 2 else LINK.sub(outside, part) for number, part in enumerate(parts))
+
+
+# The pages that only the site has: one for each command, code and message.  Their addresses are for ever.
+
+
+class Chapter(NamedTuple):
+    """One of the site's three references.
+
+    ``index``: what its committed page goes on with.  ``pages``: the texts by their paths.  ``menu``: titles with the
+    paths below them.
+    """
+
+    index: str
+    pages: dict[str, str]
+    menu: dict[str, list[str]]
+
+
+def make_site() -> dict[str, Chapter]:
+    """Return the chapters by the name of their page in docs/."""
+    return {"COMMANDS.md": list_commands(), "ERRORS.md": list_codes(), "TROUBLESHOOTING.md": list_messages()}
+
+
+def list_commands() -> Chapter:
+    from ocigpu.cli.front.manual import ROOT as PROGRAM
+    from ocigpu.cli.front.manual import read_page
+
+    def path_of(command: str) -> str:
+        return f"COMMANDS/{command.replace(' ', '-')}.md"
+
+    walked = {path: (page, below) for path, page, below in walk()}
+    pages = {path_of(path): render_command(path, page, below) for path, (page, below) in walked.items()}
+    menu = {}
+    lines = []
+    for title, names in read_page(PROGRAM).groups.items():
+        listed = [path for name in names for path in walked if f"{path} ".startswith(f"{PROGRAM} {name} ")]
+        menu[title] = [path_of(path) for path in listed]
+        lines += ["", f"## {title}", ""]
+        for path in listed:
+            lines.append(f"{'    ' * (path.count(' ') - 1)}- [{path}]({path_of(path)}): {walked[path][0].short}")
+    menu["Other programs"] = []
+    lines += ["", "## Other programs", ""]
+    for name, (summary, text) in other_programs().items():
+        pages[path_of(name)] = f"{front(name, f'{name}: {summary}', summary)}# {name}\n\n{summary}\n\n{text}\n"
+        menu["Other programs"].append(path_of(name))
+        lines.append(f"- [{name}]({path_of(name)}): {summary}")
+    return Chapter("\n".join(lines) + "\n", pages, {"The program": [path_of(PROGRAM)], **menu})
+
+
+def render_command(path: str, page, below: list[str]) -> str:
+    above = path.rpartition(" ")[0]
+    lines = [front(path, f"{path}: {page.short}", page.short) + f"# {path}", "", link(page.help), ""]
+    lines += ["```text", f"{path} {usage_of(page, below)}", "```", ""]
+    if below:
+        walked = {name: found for name, found, _ in walk(path.partition(" ")[2])}
+        lines += ["## Commands", ""]
+        lines += [f"- [{name}]({name.replace(' ', '-')}.md): {walked[name].short}" for name in below]
+    for title, rows in tables_of(page):
+        lines += ["", f"## {title}"]
+        for term, text in rows:
+            lines += ["", f"`{term}`", f":   {link(text)}"]
+    for title, body in page.sections.items():
+        lines += ["", f"## {title}", "", link(body)]
+    if above:
+        lines += ["", f"Part of [{above}]({above.replace(' ', '-')}.md)."]
+    return "\n".join(lines) + "\n"
+
+
+def other_programs() -> dict[str, tuple[str, str]]:
+    """Return a sentence and the text about each of the programs that are no commands of ocigpu."""
+    from importlib.resources import files
+
+    from ocigpu import runtime
+
+    runtime_usage = fenced("ocigpu-runtime [OPTIONS OF THE LOW-LEVEL RUNTIME] COMMAND [ARGUMENTS]")
+    about_runtime = (runtime.__doc__ or "").strip().replace("``", "`")
+    usage = files("ocigpu.entry").joinpath("hook_usage.txt").read_text(encoding="utf-8")
+    container_cli = "\n".join(f"## {name}\n\n{fenced(text)}\n" for name, text in helps_of_container_cli().items())
+    return {
+        "ocigpu-runtime": (
+            "An OCI runtime that gives containers their GPUs.",
+            f"{runtime_usage}\n\n{about_runtime}",
+        ),
+        "ocigpu-hook": ("An OCI hook that gives a container its GPUs.", fenced(usage)),
+        "ocigpu-container-cli": (
+            "Reports GPUs and driver files with the options of nvidia-container-cli.",
+            container_cli.replace("## \n\n", ""),
+        ),
+    }
+
+
+def list_codes() -> Chapter:
+    from ocigpu.cli.containers.explain import read_examples
+    from ocigpu.core.codes import AREAS, CODES
+
+    pages: dict[str, str] = {}
+    menu: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for name, entry in CODES.items():
+        path, area = f"ERRORS/{name}.md", name.split("-")[1]
+        title = f"{area}: {AREAS[area]}"
+        if title not in menu:
+            lines += ["", f"## {title}", ""]
+        menu.setdefault(title, []).append(path)
+        lines.append(f"- [{name}]({path}): {escape(entry.cause).replace('](../', '](')}")
+        more = read_examples()[name]
+        example = f"{name}: {more['example']}"
+        body = [f"# {name}", "", f"**{escape(entry.cause)}**", "", fenced(example), "", escape(more["text"]), ""]
+        run, _, command = entry.fix.partition("Run: ")
+        fix = f"Run `{command}`." if command and not run else escape(entry.fix)
+        body += ["## What to do", "", fix, "", "`ocigpu doctor` looks for causes on a host, and"]
+        body += [f"`ocigpu explain {name}` prints this page. [All codes](../ERRORS.md)"]
+        pages[path] = front(name, f"{name}: {entry.cause}", f"{entry.cause} {entry.fix}") + "\n".join(body) + "\n"
+    return Chapter("\n".join(lines) + "\n", pages, menu)
+
+
+def list_messages() -> Chapter:
+    """Return a page for each message, listed by the program that says it, where its title begins with one."""
+    from collections import Counter
+
+    from ocigpu.doctor.messages import MESSAGES
+
+    programs = Counter(entry.title.partition(": ")[0] for entry in MESSAGES)
+    found: dict[str, list] = {}
+    for entry in sorted(MESSAGES, key=lambda entry: entry.title.lower()):
+        program = entry.title.partition(": ")[0]
+        found.setdefault(program if programs[program] > 1 else "Others", []).append(entry)
+    found["Others"] = found.pop("Others")
+    lines: list[str] = []
+    for title, entries in found.items():
+        lines += ["", f"## {title}", ""]
+        lines += [f"- [`{entry.texts[0]}`]({path_of_message(entry)}): {escape(entry.title)}" for entry in entries]
+    pages = {path_of_message(entry): render_message(entry) for entry in MESSAGES}
+    menu = {title: [path_of_message(entry) for entry in entries] for title, entries in found.items()}
+    return Chapter("\n".join(lines) + "\n", pages, menu)
+
+
+def path_of_message(entry) -> str:
+    """Return the path of a message's page, from what programs print: it is what people look for."""
+    words = re.sub(r"[^a-z0-9]+", "-", entry.texts[0].lower()).strip("-")
+    return f"TROUBLESHOOTING/{words if len(words) <= MAX_NAME else words[: MAX_NAME + 1].rpartition('-')[0]}.md"
+
+
+MAX_NAME = 70
+
+
+def render_message(entry) -> str:
+    from ocigpu.doctor.messages import PROGRAMS
+
+    title = entry.title if ": " in entry.title else entry.title[:1].upper() + entry.title[1:]
+    lines = [front(title, f"{entry.texts[0]} ({title})", entry.meaning) + f"# {escape(entry.texts[0])}", ""]
+    lines += [f"**{escape(title)}.** Programs print this as follows; `...` stands for anything:", ""]
+    lines += [fenced("\n".join(entry.texts)), ""]
+    lines += [escape(entry.meaning), "", "## What to do", ""]
+    lines += [f"- `{step}`" if step.partition(" ")[0] in PROGRAMS else f"- {escape(step)}" for step in entry.steps]
+    lines += ["", "## On your machine", "", "This finds the message in a log, and says which cause holds there:", ""]
+    lines += [fenced("docker logs CONTAINER 2>&1 | ocigpu explain -", "sh"), ""]
+    if entry.findings:
+        names = ", ".join(f"`{name}`" for name in entry.findings)
+        lines += [f"[Findings of `ocigpu doctor`](../DOCTOR.md) with this cause: {names}.", ""]
+    lines += [f"[Source]({entry.source}) · [All messages](../TROUBLESHOOTING.md)"]
+    return "\n".join(lines) + "\n"
+
+
+def front(title: str, heading: str, description: str) -> str:
+    """Return the head of a page: its title in menus, in a browser and in search engines."""
+    words = {"title": title, "heading": heading, "description": description}
+    return "".join(["---\n", *(f"{name}: {json.dumps(value)}\n" for name, value in words.items()), "---\n"])
+
+
+def fenced(text: str, language: str = "text") -> str:
+    return f"``` {{ .{language} .wrap }}\n{text.strip(chr(10))}\n```"
+
+
+def escape(text: str) -> str:
+    """Return Markdown that shows a text as it is, for a page of a chapter: its pages and codes are links."""
+    return link(re.sub(r"([\\`*_<>\[\]#])", r"\\\1", text))
+
+
+def link(text: str) -> str:
+    """Return the Markdown of a page of a chapter with links where it names a page of docs/ or a code."""
+    from ocigpu.core.codes import CODES
+
+    def lead(name: re.Match[str]) -> str:
+        if name[0] in CODES:
+            return f"[{name[0]}](../ERRORS/{name[0]}.md)"
+        return f"[{name[1]}](../{name[1]})" if os.path.exists(f"{ROOT}/docs/{name[1]}") else name[0]
+
+    parts = re.split(r"((?:^    .*\n?)+|`[^`\n]+`)", text, flags=re.MULTILINE)
+    names = re.compile(r"\bdocs/([\w/-]+\.md)|\bOCIGPU-[A-Z]+-[0-9]+")
+    return "".join(part if number % 2 else names.sub(lead, part) for number, part in enumerate(parts))
 
 
 # Completion
@@ -201,6 +442,15 @@ def page_of_hook() -> str:
 
 def page_of_container_cli() -> str:
     """Return the page with the help of the command and, where it is known, of each command below it."""
+    helps = helps_of_container_cli()
+    parts = [".SH DESCRIPTION\n" + verbatim(helps.pop(""))]
+    parts += [f".SH {name.upper()}\n{verbatim(text)}" for name, text in helps.items()]
+    summary = "reports GPUs and driver files with the options of nvidia-container-cli"
+    return page_of("ocigpu-container-cli", summary, parts)
+
+
+def helps_of_container_cli() -> dict[str, str]:
+    """Return what --help prints, under "" and under each command that has its own."""
     from ocigpu.entry.container_cli.main import main as container_cli
 
     def help_of(*words: str) -> str:
@@ -210,10 +460,7 @@ def page_of_container_cli() -> str:
         return output.getvalue()
 
     commands = re.findall(r"^    ([a-z]+)  ", help_of(), re.MULTILINE)
-    parts = [".SH DESCRIPTION\n" + verbatim(help_of())]
-    parts += [f".SH {name.upper()}\n{verbatim(text)}" for name in commands if (text := help_of(name))]
-    summary = "reports GPUs and driver files with the options of nvidia-container-cli"
-    return page_of("ocigpu-container-cli", summary, parts)
+    return {"": help_of(), **{name: text for name in commands if (text := help_of(name))}}
 
 
 def header(name: str, summary: str) -> str:
@@ -257,6 +504,9 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["docs"]:
         for page, text in make_docs().items():
             write(f"docs/{page}", text)
+    elif sys.argv[1:2] == ["site"]:
+        sys.path.insert(0, ROOT)
+        write_site(sys.argv[2], sys.argv[3:] == ["mike"])
     else:
         sys.path += sys.argv[2:]
         main(sys.argv[1])

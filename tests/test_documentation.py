@@ -72,7 +72,7 @@ def test_every_decision_is_dated_listed_and_short() -> None:
 
 def test_every_place_that_waits_for_hardware_is_in_the_list() -> None:
     """And what is in the list says so at its top: what nobody has seen is together, and complete."""
-    text = (REPOSITORY / "docs/TENANTS.md").read_text().split("### What hardware has to confirm")[1]
+    text = (REPOSITORY / "docs/tenants/TENANTS.md").read_text().split("### What hardware has to confirm")[1]
     listed = set(re.findall(r"^\| `((?:ocigpu|packaging)/[^`]+)`", text, re.MULTILINE))
     files = [*(REPOSITORY / "ocigpu").rglob("*.py"), *(REPOSITORY / "packaging").rglob("*.xml")]
     assert {

@@ -252,7 +252,12 @@ def test_a_package_that_needs_a_release_of_the_vendors_is_content(
     assert (done.returncode == 0) == fits, done.stderr
 
 
-PAGES = ("TENANTS", "KUBERNETES", "DRA", "MIG", "FABRIC", "LEASES", "FIRMWARE", "CAAS")
+PAGES = (
+    "KUBERNETES",
+    "DRA",
+    "MIG",
+    *(f"tenants/{name}" for name in ("TENANTS", "FABRIC", "LEASES", "FIRMWARE", "CAAS")),
+)
 TYPED = sorted(
     {
         line
@@ -286,7 +291,7 @@ def cluster() -> Iterator[Cluster]:
 def test_with_the_second_package_everything_works_that_the_pages_for_clusters_type(
     debian: ScratchMachine, packages: Path, cluster: Cluster, session_directory: Path
 ) -> None:
-    """Against an API server, as whoever reads docs/TENANTS.md and docs/KUBERNETES.md types it."""
+    """Against an API server, as whoever reads docs/tenants/TENANTS.md and docs/KUBERNETES.md types it."""
     config = cluster.write_kubeconfig(session_directory / "kubeconfig-of-the-pages")
     typing = [word for word in debian.enter if word != "--net"]  # the server is on our loopback
 

@@ -1,6 +1,6 @@
 """What each error code means, from codes.toml; loaded when somebody is told of an error.
 
-``ocigpu explain CODE`` and docs/ERRORS.md are made of the same file.
+``ocigpu explain CODE`` and the codes' pages on the documentation's site are made of the same file.
 """
 
 import os

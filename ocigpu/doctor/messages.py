@@ -1,6 +1,6 @@
 """Messages of other programs that people meet when a container does not get its GPUs, and what to do about each.
 
-For ``ocigpu explain "MESSAGE"`` and for docs/TROUBLESHOOTING.md; the messages are in messages.toml.
+For ``ocigpu explain "MESSAGE"`` and for the pages of the documentation's site; the messages are in messages.toml.
 """
 
 import re
@@ -233,7 +233,7 @@ MAX_AROUND = 4096
 
 
 def render_markdown() -> str:
-    """Return docs/TROUBLESHOOTING.md."""
+    """Return one page with all messages."""
     lines = [
         "# Troubleshooting, by what the program says",
         "",
@@ -243,9 +243,8 @@ def render_markdown() -> str:
         "    docker logs CONTAINER 2>&1 | ocigpu explain -",
         "",
         "It runs the checks of `ocigpu doctor` that the message names, and says which cause holds on this host.",
-        "`ocigpu doctor` looks for all of these causes at once, and prints the commands that fix them",
-        "([its checks](DOCTOR.md)). Messages that begin with `OCIGPU-` are in [ERRORS.md](ERRORS.md). This page is",
-        "generated: `ocigpu explain --messages --markdown > docs/TROUBLESHOOTING.md`.",
+        "`ocigpu doctor` looks for all of these causes at once, and prints the commands that fix them. Messages that",
+        "begin with `OCIGPU-` are error codes: `ocigpu explain --markdown`.",
     ]
     for entry in MESSAGES:
         lines += ["", f"## {entry.title[:1].upper()}{entry.title[1:]}", ""]

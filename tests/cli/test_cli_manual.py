@@ -147,7 +147,7 @@ MANY_WORDS = {
     "--json": "output for programs: one document, or a document for each line of a log",
     "--kubeconfig": "which cluster",
     "--log-format": "form of the log",
-    "--markdown": "print a page of docs/",
+    "--markdown": "print one page of Markdown",
     "--model": "of a simulated host's GPUs",
     "--node-name": "the node",
     "--once": "end after the first time",

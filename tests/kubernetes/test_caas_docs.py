@@ -1,4 +1,4 @@
-"""The examples of docs/CAAS.md: its curl commands, run against the service over HTTPS, answer as the page shows."""
+"""docs/tenants/CAAS.md: its curl commands, run against the service over HTTPS, answer as the page shows."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from caas_lab import Lab, ended, make_lab, running
 from support.authority import Authority
 from support.process import run, wait_for
 
-PAGE = (Path(__file__).parents[2] / "docs/CAAS.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/tenants/CAAS.md").read_text()
 PRINTED = ("[Vector addition of 50000 elements]", "Test PASSED")
 
 

@@ -892,7 +892,7 @@ def test_every_code_is_used_and_no_other(tmp_path: Path) -> None:
     assert {code for endpoint in ENDPOINTS for code in problems_of(endpoint)} == PROBLEMS.keys()
 
 
-PAGE = (Path(__file__).parents[2] / "docs/CAAS.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/tenants/CAAS.md").read_text()
 
 
 def test_the_page_lists_what_there_is() -> None:

@@ -75,9 +75,9 @@ def test_the_manifests_of_tenants_nodes_are_those_of_the_chart_and_valid() -> No
 
 
 def test_the_values_of_the_page_are_the_manifests() -> None:
-    """A stranger who follows docs/TENANTS.md by Helm gets what one gets who applies the files."""
-    page = (REPOSITORY / "docs/TENANTS.md").read_text()
-    (block,) = [each for each in re.findall(r"^   ```yaml\n(.*?)^   ```", page, re.S | re.M) if "leases:" in each]
+    """A stranger who follows docs/tenants/TENANTS.md by Helm gets what one gets who applies the files."""
+    page = (REPOSITORY / "docs/tenants/TENANTS.md").read_text()
+    (block,) = [each for each in re.findall(r"^    ```yaml\n(.*?)^    ```", page, re.S | re.M) if "leases:" in each]
     values = yaml.safe_load(textwrap.dedent(block))
     found = objects({**values, "config": {"existing": "none"}, "runtimeClass": {"create": False}})
     plain = [each for each in yaml.safe_load_all((DEPLOYMENT / "leases.yaml").read_text()) if each]

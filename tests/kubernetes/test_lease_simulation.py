@@ -7,7 +7,7 @@ from support.lease_simulation import Chances, Simulation, table_of_document, wri
 
 from ocigpu.kubernetes.leases.lease import LeasePhase
 
-DOCUMENT = Path(__file__).parents[2] / "docs/LEASES.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/tenants/LEASES.md"
 
 
 @pytest.mark.parametrize("seed", range(3))

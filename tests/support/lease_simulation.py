@@ -645,4 +645,4 @@ def write_document(path: Path | None) -> str:
 
 
 if __name__ == "__main__":
-    print(write_document(Path(__file__).parents[2] / "docs/LEASES.md"))
+    print(write_document(Path(__file__).parents[2] / "docs/tenants/LEASES.md"))

@@ -1,4 +1,4 @@
-"""``ocigpu explain``: codes and messages (docs/ERRORS.md, TROUBLESHOOTING.md), and why a container has what it has."""
+"""``ocigpu explain``: codes and messages, and why a container has what it has."""
 
 import functools
 import io
@@ -165,12 +165,12 @@ def find_code(text: str) -> str:
 
 
 def render_markdown() -> str:
-    """Return docs/ERRORS.md: every code with its cause and fix, grouped by area."""
+    """Return one page with every code, its cause and fix, grouped by area."""
     lines = [
         "# Error codes",
         "",
         "Every error of ocigpu is one line with a code, the operation, the path and the cause, and a `hint:` line when",
-        "there is something to do. This page is generated: `ocigpu explain --markdown > docs/ERRORS.md`.",
+        "there is something to do.",
     ]
     area = ""
     for name, entry in CODES.items():

@@ -1,6 +1,6 @@
 """The words of the commands: a Markdown file for each, ``help/NAME.md``, with its help, arguments and options.
 
-``--help`` shows them, TAB completes from them, and the man pages and docs/COMMANDS.md are made of them.  The code has
+``--help`` shows them, TAB completes from them, and man pages and the site's pages are made of them.  The code has
 types and defaults; tests hold both equal.  An option that several commands have is in the page of a command above them,
 under "Options of its commands"; a page names those that it takes in a line "Shared: ...", or "Shared with PAGE: ...".
 

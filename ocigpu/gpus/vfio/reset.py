@@ -10,7 +10,7 @@ Sources: PCI Express Base Specification 6.6 (conventional and function-level res
 state of a killed virtual machine survives a function-level reset).
 
 What hardware has yet to confirm: that each register of FAMILIES means on every board what it does on those where it was
-seen; those of Ada are not known.  docs/TENANTS.md has the list of all such places.
+seen; those of Ada are not known.  docs/tenants/TENANTS.md has the list of all such places.
 """
 
 import json

@@ -7,7 +7,7 @@
 * ``switch``: a GPU goes from its driver to VFIO's with its IOMMU group, and back: :mod:`ocigpu.gpus.vfio.switch`.
 * ``vfio``: nothing is done; giving back waits until no process has the GPU any more.
 * ``lease``: the GPUs are reserved in the node's leases, and their partition is active; given back, they are reset and
-  checked before anybody else may have them (docs/LEASES.md).
+  checked before anybody else may have them (docs/tenants/LEASES.md).
 
 Sources: NVIDIA's documentation of nvidia-smi (compute-policy) and MPS.
 """

@@ -15,7 +15,7 @@ from ocigpu.core.errors import HostError, RequestError, printable
 
 
 class LeasePhase(StrEnum):
-    """Where a GPU is: docs/LEASES.md says what each means and what an operator does."""
+    """Where a GPU is: docs/tenants/LEASES.md says what each means and what an operator does."""
 
     UNKNOWN = "Unknown"
     FREE = "Free"

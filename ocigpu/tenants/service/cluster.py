@@ -1,6 +1,6 @@
 """The cluster as the service needs it: tenancies and quotas read, objects of containers made, watched and removed.
 
-It asks for nothing else; docs/CAAS.md lists the rights.  Sources: "Kubernetes API Concepts", API reference.
+It asks for nothing else; docs/tenants/CAAS.md lists the rights.  Sources: "Kubernetes API Concepts", API reference.
 """
 
 import asyncio

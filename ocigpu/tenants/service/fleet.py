@@ -1,6 +1,7 @@
 """Nodes, their GPUs and the GPUs' leases as the cluster shows them now, for who may see them.
 
-The node's journal is the truth of a lease (docs/LEASES.md); the object GPULease follows it, and this shows the object.
+The node's journal is the truth of a lease (docs/tenants/LEASES.md); the object GPULease follows it, and this shows the
+object.
 """
 
 import asyncio

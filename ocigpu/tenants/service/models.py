@@ -13,7 +13,7 @@ LIFECYCLES = (
 """In the order in which a container goes through them; the last two are final."""
 FINAL = ("finished", "failed")
 LINKED = (1, 2, 4, 8)
-"""GPUs of an NVLink partition, of any board: docs/FABRIC.md."""
+"""GPUs of an NVLink partition, of any board: docs/tenants/FABRIC.md."""
 UNLINKED = tuple(range(1, 9))
 """The same and, of single partitions without NVLink between them, the numbers that no partition has."""
 SCOPES = {
@@ -134,7 +134,7 @@ class ContainerRequest(_Model):
 
 
 class Phases(_Model):
-    """Seconds of each phase of the start, none for what has not been or is not known; see docs/CAAS.md."""
+    """Seconds of each phase of the start, none for what has not been or is not known; see docs/tenants/CAAS.md."""
 
     queued: float | None = None
     vm_boot: float | None = None
@@ -165,7 +165,7 @@ class ContainerView(_Model):
     timeout_seconds: int
     restart: Literal["never", "on-failure"]
     lifecycle: Literal[LIFECYCLES]  # type: ignore[valid-type]
-    reason: str = Field("", description="a code that does not change, see docs/CAAS.md; empty: nothing unusual")
+    reason: str = Field("", description="a code that does not change, see docs/tenants/CAAS.md; empty: nothing unusual")
     detail: str = ""
     exit_code: int | None = None
     node: str | None = None

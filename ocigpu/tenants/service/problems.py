@@ -1,6 +1,6 @@
 """What the service answers when it refuses: RFC 9457 documents, each with a code that does not change.
 
-One table, words.toml, so that the answers, the OpenAPI document and docs/CAAS.md say the same.
+One table, words.toml, so that the answers, the OpenAPI document and docs/tenants/CAAS.md say the same.
 """
 
 import tomllib
