@@ -58,6 +58,8 @@ def programs(built: Path, session_directory: Path) -> Iterator[Path]:
 def test_the_wheel_has_the_package_and_nothing_else(built: Path, session_directory: Path) -> None:
     with zipfile.ZipFile(built / f"ocigpu-{__version__}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
+        entry_points = wheel.read(f"ocigpu-{__version__}.dist-info/entry_points.txt").decode()
+    assert "[pytest11]\nocigpu = ocigpu.sim.pytest_plugin\n" in entry_points
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"ocigpu", f"ocigpu-{__version__}.data", f"ocigpu-{__version__}.dist-info"}
     source = session_directory / "source"

@@ -1,0 +1,102 @@
+"""A plugin for pytest: tests with simulated GPUs, in the test's own process and in the programs that it starts.
+
+    @pytest.mark.gpus(2, model="a100")
+    def test_it_picks_the_second_gpu(): ...
+
+pytest loads it where ocigpu is installed (entry point ``pytest11``).  It costs a test without the marker nothing.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so", "libcuda.so.1", "libcuda.so")
+"""What programs load by name: the loader of a process that runs already does not read LD_LIBRARY_PATH again."""
+MOST = 64
+MARKER = """\
+gpus(count=1, model="h100", mig=(), driver_version=""): run with so many simulated GPUs of a model of \
+"ocigpu sim create --help"; mig: as its option --mig; skipped, with the reason, where they cannot be made"""
+
+
+@dataclass(frozen=True)
+class SimulatedGpus:
+    """The GPUs of a test: ``directory`` of the simulated host, and the ``environment`` that shows it to programs.
+
+    os.environ has the same variables while the test runs.
+    """
+
+    count: int
+    model: str
+    directory: Path
+    environment: Mapping[str, str]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line("markers", MARKER)
+
+
+@pytest.fixture(autouse=True)
+def _gpus_of_marker(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpus"):
+        request.getfixturevalue("simulated_gpus")
+
+
+@pytest.fixture
+def simulated_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGpus]:
+    """The simulated GPUs of this test: those of its marker ``gpus``, one H100 without."""
+    from ocigpu.core.errors import OcigpuError
+    from ocigpu.sim.few import environment_of, search_paths, temporary_host
+
+    marker = request.node.get_closest_marker("gpus")
+    asked = _read_marker(*marker.args, **marker.kwargs) if marker else _read_marker()
+    with ExitStack() as stack:
+        try:
+            host = stack.enter_context(temporary_host(*asked, lambda _: None))
+        except OcigpuError as error:
+            pytest.skip(f"no simulated GPUs: {error.message}")
+        environment = environment_of(host, os.environ)
+        for name in ("PATH", "LD_LIBRARY_PATH", "OCIGPU_CONFIG"):
+            monkeypatch.setenv(name, environment[name])
+        _load_from(search_paths(host)["LD_LIBRARY_PATH"], monkeypatch)
+        _forget_nvml()
+        yield SimulatedGpus(asked[0], asked[1], Path(host), environment)
+        _forget_nvml()
+
+
+def _read_marker(
+    count: int = 1, model: str = "h100", mig: Sequence[str] = (), driver_version: str = ""
+) -> tuple[int, str, Sequence[str], str]:
+    """Return the words of a marker, as those of ``ocigpu sim exec``."""
+    from ocigpu.sim.models import find_model
+
+    find_model(model)
+    if not 1 <= count <= MOST:
+        raise ValueError(f"mark gpus: from 1 to {MOST} GPUs, not {count}")
+    return count, model, [mig] if isinstance(mig, str) else mig, driver_version
+
+
+def _load_from(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ctypes find the host's libraries by their names."""
+    load = ctypes.CDLL.__init__
+
+    def find(self: ctypes.CDLL, name: Any, *arguments: Any, **named: Any) -> None:
+        if isinstance(name, str) and name in LIBRARIES:
+            name = f"{directory}/{name.removesuffix('.1')}.1"
+        load(self, name, *arguments, **named)
+
+    monkeypatch.setattr(ctypes.CDLL, "__init__", find)
+
+
+def _forget_nvml() -> None:
+    """Let NVIDIA's pynvml load the library anew: it keeps the first one, and the addresses of its functions."""
+    pynvml: Any = sys.modules.get("pynvml")
+    if pynvml is not None:
+        vars(pynvml).update(nvmlLib=None, _nvmlLib_refcount=0, _nvmlGetFunctionPointer_cache={})
