@@ -1,4 +1,4 @@
-"""A small container made of this machine's busybox: a root directory, as an OCI bundle or an image for engines."""
+"""A small container made of this machine's busybox or own tools: a root directory, as an OCI bundle or an image."""
 
 import json
 import os
@@ -11,6 +11,8 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.system.programs import run_program
 
 DIRECTORIES = ("bin", "dev", "etc", "lib", "lib64", "proc", "run", "sys", "tmp", "usr/bin", "usr/lib", "var")
+TOOLS = ("sh", "find", "grep", "ls", "mknod")
+"""What scripts in the container call."""
 LOADED_LIBRARIES = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 """What the driver's libraries need of glibc; programs that open them with dlopen do not name all of these."""
 CAPABILITIES = (
@@ -32,24 +34,30 @@ def make_bundle(bundle: str, script: str, variables: dict[str, str], programs: t
 def make_root(rootfs: Path, programs: tuple[str, ...] = ()) -> bool:
     """Make a root directory of this machine's busybox, and of true(1), which the loader loads unless it is static.
 
+    Without busybox it gets the machine's own sh and other tools.
+
     ``programs``: host paths of programs whose loader and libraries (not the programs) the root gets, so that they run
     when they are mounted into the container.  Returns whether true(1) needs a loader: then /usr/bin/true shows whether
-    a library can be loaded.  Raises OcigpuError OCIGPU-DEMO-1 without busybox.
+    a library can be loaded.  Raises OcigpuError OCIGPU-DEMO-1 without both.
     """
     busybox = shutil.which("busybox", path=SEARCH_PATH)
-    if busybox is None:
-        cause = "busybox was not found: the container is made of it"
+    tools = {} if busybox else {name: shutil.which(name, path=SEARCH_PATH) for name in TOOLS}
+    if missing := [name for name, path in tools.items() if path is None]:
+        cause = f"neither busybox nor {', '.join(missing)} was found: the container is made of them"
         raise OcigpuError("OCIGPU-DEMO-1", cause, "install busybox-static")
     for name in DIRECTORIES:
         (rootfs / name).mkdir(parents=True, exist_ok=True)
-    shutil.copy(busybox, rootfs / "bin/busybox")
-    listed = run_program([busybox, "--list"], 30)
-    for applet in set(listed.output.split()) - {"busybox"}:
-        (rootfs / "bin" / applet).symlink_to("busybox")
+    if busybox:
+        shutil.copy(busybox, rootfs / "bin/busybox")
+        for applet in set(run_program([busybox, "--list"], 30).output.split()) - {"busybox"}:
+            (rootfs / "bin" / applet).symlink_to("busybox")
+    copied = {name: path for name, path in tools.items() if path}
+    for name, path in copied.items():
+        shutil.copy(path, rootfs / "bin" / name)
     loaded = shutil.which("true", path="/usr/bin:/bin")
     if loaded:
         shutil.copy(loaded, rootfs / "usr/bin/true")
-    needed = {program: _needed_files(program) for program in (busybox, loaded, *programs) if program}
+    needed = {program: _needed_files(program) for program in (busybox, *copied.values(), loaded, *programs) if program}
     for library in {library for libraries in needed.values() for library in libraries}:
         target = rootfs / library.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
