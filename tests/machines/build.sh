@@ -14,11 +14,12 @@ for directory in build/packages .venv; do
 done
 in_root "$new" bash -euc 'cd /root/ocigpu
 make deb
-if [ ! -e .venv/complete ]; then
-  python3 -m venv --clear .venv
+if [ "$(cat .venv/complete 2>/dev/null)" != "$(cksum pyproject.toml tests/machines/build.sh)" ]; then
+  [ -e .venv/bin/pip ] || python3 -m venv --clear .venv
+  rm -rf .venv/wheels
   .venv/bin/pip wheel --quiet --wheel-dir .venv/wheels ".[cli]"
   .venv/bin/pip install --quiet .venv/wheels/*.whl setuptools pytest pytest-subprocess pytest-timeout pytest-xdist hypothesis pyelftools
-  touch .venv/complete
+  cksum pyproject.toml tests/machines/build.sh >.venv/complete
 fi
 rm -f .venv/wheels/ocigpu-*
 .venv/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir .venv/wheels .'
