@@ -147,9 +147,12 @@ class Lab:
             os.close(root_fd)
 
     def mounts(self) -> list[str]:
-        """Return the container's mounts without their ids."""
+        """Return the container's mounts without their ids, but for those that are the machine's."""
+        from support import machine  # not where this module is a hook's
+
         lines = Path(f"/proc/{self.pid}/mountinfo").read_text().splitlines()
-        return sorted(" ".join(line.split(" ")[2:]) for line in lines)
+        foreign = machine.copies_of_foreign_mounts()
+        return sorted(text for line in lines if (text := " ".join(line.split(" ")[2:])) not in foreign)
 
     def enter(self) -> None:
         """Bring the calling process where a hook of the createContainer stage is: into all namespaces of the container.
