@@ -25,7 +25,7 @@ def main(directory: str, installed: str = "") -> None:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             tree = ast.parse(file.read())
-        if reads_types(tree):  # for a command: no start loads pydantic
+        if has_types(tree):  # for a command: no start loads it
             continue
         code = compile(without_texts(tree), f"{installed or directory}/{relative}", "exec", dont_inherit=True)
         seconds = 0 if installed else int(status.st_mtime)
@@ -43,9 +43,9 @@ def main(directory: str, installed: str = "") -> None:
     os.replace(file.name, target)
 
 
-def reads_types(tree: ast.Module) -> bool:
-    """Tell whether a module has its types read at run time: it imports pydantic."""
-    return any(isinstance(node, ast.ImportFrom) and node.module == "pydantic" for node in tree.body)
+def has_types(tree: ast.Module) -> bool:
+    """Tell whether a module imports what is for types alone, which costs more than a start may."""
+    return any(isinstance(node, ast.ImportFrom) and node.module in ("pydantic", "typing") for node in tree.body)
 
 
 def without_texts(tree: ast.Module) -> ast.Module:

@@ -17,8 +17,12 @@ import ocigpu
 PACKAGE = Path(ocigpu.__file__).parent
 HOT_DIRECTORIES = ("core", "system", "gpus", "cdi", "provision", "bundle", "entry")
 NOT_HOT = (
-    "ocigpu.cdi.yaml_child",
+    "ocigpu.cdi.compare",
+    "ocigpu.cdi.refresh",
+    "ocigpu.cdi.transform",
     "ocigpu.cdi.watch",
+    "ocigpu.cdi.yaml_child",
+    "ocigpu.core.toml",
     "ocigpu.system.exposition",
     "ocigpu.system.locks",
     "ocigpu.system.module_process",
@@ -29,6 +33,9 @@ NOT_HOT = (
     "ocigpu.system.service",
     "ocigpu.system.tls",
     "ocigpu.entry.container_cli",
+    "ocigpu.gpus.amd.offers",
+    "ocigpu.gpus.amd.parts",
+    "ocigpu.gpus.amd.usage",
     "ocigpu.gpus.nvidia.fabric",
     "ocigpu.gpus.nvidia.firmware",
     "ocigpu.gpus.nvidia.hardware",
@@ -39,11 +46,16 @@ NOT_HOT = (
     "ocigpu.gpus.nvidia.nvml_verbs",
     "ocigpu.gpus.nvidia.topology",
     "ocigpu.gpus.firmware",
+    "ocigpu.gpus.parts",
+    "ocigpu.gpus.tegra.offers",
+    "ocigpu.gpus.usage",
     "ocigpu.gpus.vfio.bus",
     "ocigpu.gpus.vfio.holders",
     "ocigpu.gpus.vfio.identity",
+    "ocigpu.gpus.vfio.offers",
     "ocigpu.gpus.vfio.reset",
     "ocigpu.gpus.vfio.switch",
+    "ocigpu.gpus.wsl.offers",
 )
 """Modules and packages of these directories that need more: only other processes load them."""
 HOT_MODULES = ("ocigpu.runtime", "ocigpu.hook")

@@ -1,18 +1,15 @@
 """What differs between two CDI specifications of the same devices, in plain words: pure."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 from ocigpu.cdi.hook_words import HOOK_NAMES, SEPARATOR
-from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Edits = dict[str, Any]
-    Entry = dict[str, Any]
-    Described = tuple[str, Entry]
-    HookPart = tuple[str, str, Entry]
+Edits = dict[str, Any]
+Entry = dict[str, Any]
+Described = tuple[str, Entry]
+HookPart = tuple[str, str, Entry]
 
 
 COMMON = "every container"
@@ -33,7 +30,7 @@ class Difference(NamedTuple):
         return f"{self.change} {self.where}: {self.what}"
 
 
-def compare_specs(old: "dict[str, Any]", new: "dict[str, Any]") -> tuple[Difference, ...]:
+def compare_specs(old: dict[str, Any], new: dict[str, Any]) -> tuple[Difference, ...]:
     """Return what has to change in ``old`` to become ``new``, in the order of a specification's fields.
 
     Both have canonical field names.  The fingerprint annotation is left out: it says where a specification comes from,
@@ -61,7 +58,7 @@ def compare_specs(old: "dict[str, Any]", new: "dict[str, Any]") -> tuple[Differe
     return tuple(found)
 
 
-def _compare_annotations(where: str, old: "Entry", new: "Entry") -> list[Difference]:
+def _compare_annotations(where: str, old: Entry, new: Entry) -> list[Difference]:
     before, after = (
         [pair for pair in sorted((side.get("annotations") or {}).items()) if pair[0] != FINGERPRINT_ANNOTATION]
         for side in (old, new)
@@ -69,7 +66,7 @@ def _compare_annotations(where: str, old: "Entry", new: "Entry") -> list[Differe
     return _compare_entries(where, before, after, lambda pair: (f"annotation {pair[0]}", {"value": pair[1]}))
 
 
-def _compare_edits(where: str, old: "Edits", new: "Edits") -> list[Difference]:
+def _compare_edits(where: str, old: Edits, new: Edits) -> list[Difference]:
     found: list[Difference] = []
     for field, describe in _DESCRIBERS:
         found += _compare_entries(where, _entries(old, field), _entries(new, field), describe)
@@ -78,7 +75,7 @@ def _compare_edits(where: str, old: "Edits", new: "Edits") -> list[Difference]:
 
 
 def _compare_entries(
-    where: str, old: "list[Any]", new: "list[Any]", describe: "Callable[[Any], Described]"
+    where: str, old: list[Any], new: list[Any], describe: Callable[[Any], Described]
 ) -> list[Difference]:
     """Return the differences of two lists whose entries ``describe`` names, with the fields beyond the name."""
     if old == new:
@@ -98,7 +95,7 @@ def _compare_entries(
     return found
 
 
-def _by_name(entries: "list[Any]", describe: "Callable[[Any], Described]") -> "dict[tuple[str, int], Entry]":
+def _by_name(entries: list[Any], describe: Callable[[Any], Described]) -> dict[tuple[str, int], Entry]:
     """Return the fields of each entry by its name and a number that tells entries of the same name apart."""
     result: dict[tuple[str, int], Entry] = {}
     seen: dict[str, int] = {}
@@ -109,7 +106,7 @@ def _by_name(entries: "list[Any]", describe: "Callable[[Any], Described]") -> "d
     return result
 
 
-def _changed_fields(old: "Entry", new: "Entry") -> str:
+def _changed_fields(old: Entry, new: Entry) -> str:
     changes = []
     for field in dict.fromkeys((*old, *new)):
         before, after = old.get(field), new.get(field)
@@ -126,7 +123,7 @@ def _changed_fields(old: "Entry", new: "Entry") -> str:
     return "; ".join(changes)
 
 
-def _changed_items(old: "list[Any]", new: "list[Any]") -> str:
+def _changed_items(old: list[Any], new: list[Any]) -> str:
     gone, added = list(old), []
     for item in new:
         if item in gone:
@@ -137,7 +134,7 @@ def _changed_items(old: "list[Any]", new: "list[Any]") -> str:
     return ", ".join(parts) or "in another order"
 
 
-def edit_rows(edits: "Edits") -> list[tuple[str, str]]:
+def edit_rows(edits: Edits) -> list[tuple[str, str]]:
     """Return (name, details) for each entry of containerEdits, in the order of a specification's fields.
 
     A hook has a row for its program and one for each option of each of its sub-commands.
@@ -154,7 +151,7 @@ def edit_rows(edits: "Edits") -> list[tuple[str, str]]:
     return rows
 
 
-def _hook_row(part: "HookPart") -> tuple[str, str]:
+def _hook_row(part: HookPart) -> tuple[str, str]:
     """Return the row of a hook's program, or below it, indented, of one option."""
     name, text, fields = part
     if fields:
@@ -163,13 +160,13 @@ def _hook_row(part: "HookPart") -> tuple[str, str]:
     return f"  {name.split(' ')[2]} {option}".rstrip(), value
 
 
-def _entries(edits: "Edits", field: str) -> "list[Any]":
+def _entries(edits: Edits, field: str) -> list[Any]:
     """Return the entries of a field; those of hooks are taken apart."""
     entries = edits.get(field) or []
     return [part for hook in entries for part in _hook_parts(hook)] if field == "hooks" else entries
 
 
-def _hook_parts(hook: "Entry") -> "list[HookPart]":
+def _hook_parts(hook: Entry) -> list[HookPart]:
     """Return a hook's program, and each option of each of its sub-commands (one without options is a part too)."""
     stage = f"hook {hook['hookName']}"
     words = [str(word) for word in hook.get("args") or []]
@@ -199,19 +196,19 @@ def _ends_option(text: str) -> bool:
     return " " in text or "=" in text
 
 
-def _describe_variable(variable: str) -> "Described":
+def _describe_variable(variable: str) -> Described:
     name, _, value = variable.partition("=")
     return f"variable {name}", {"value": value}
 
 
-def _describe_hook(part: "HookPart") -> "Described":
+def _describe_hook(part: HookPart) -> Described:
     name, text, fields = part
     return f"{name} {text}".rstrip(), fields
 
 
-_NOTHING: "tuple[Any, ...]" = ("", [], None)
+_NOTHING: tuple[Any, ...] = ("", [], None)
 """What an absent field and an empty one have in common."""
-_DESCRIBERS: "tuple[tuple[str, Callable[[Any], Described]], ...]" = (
+_DESCRIBERS: tuple[tuple[str, Callable[[Any], Described]], ...] = (
     ("env", _describe_variable),
     ("deviceNodes", lambda node: (f"node {node['path']}", _without(node, "path"))),
     (
@@ -224,20 +221,20 @@ _DESCRIBERS: "tuple[tuple[str, Callable[[Any], Described]], ...]" = (
 )
 
 
-def _without(entry: "Entry", *fields: str) -> "Entry":
+def _without(entry: Entry, *fields: str) -> Entry:
     return {name: value for name, value in entry.items() if name not in fields}
 
 
-def _join(name: str, fields: "Entry") -> str:
+def _join(name: str, fields: Entry) -> str:
     details = _details(fields)
     return f"{name} ({details})" if details else name
 
 
-def _details(fields: "Entry") -> str:
+def _details(fields: Entry) -> str:
     return ", ".join(f"{field} {_text(field, value)}" for field, value in fields.items() if value not in _NOTHING)
 
 
-def _text(field: str, value: "Any") -> str:
+def _text(field: str, value: Any) -> str:
     if field == "fileMode":
         return f"{value:04o}"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

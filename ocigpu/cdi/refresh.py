@@ -1,6 +1,7 @@
 """A specification on disk brought up to date with the host: written only when its content would be another."""
 
 import os
+from typing import Any, NamedTuple
 
 from ocigpu.cdi.document import read_document
 from ocigpu.cdi.generate import Generated, Part, generate_host, generate_within
@@ -8,16 +9,11 @@ from ocigpu.cdi.versions import is_older, parse_version
 from ocigpu.cdi.write import DEFAULT_OUTPUT, target_of, with_suffix, write_spec
 from ocigpu.core import rawjson
 from ocigpu.core.errors import CdiError, OcigpuError
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import stale_reasons
 from ocigpu.gpus.offer import GenerateOptions
 from ocigpu.system.files import lock
 from ocigpu.system.store import open_lock
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 ANNOTATED, LOWEST = "0.6.0", "0.5.0"
 """Our files need the first, for their annotation; without it the second (generate.py)."""
@@ -90,7 +86,7 @@ def _take_lock() -> int:
     return fd
 
 
-def _read_before(path: str, settings: Settings) -> "tuple[Any, tuple[str, ...]]":
+def _read_before(path: str, settings: Settings) -> tuple[Any, tuple[str, ...]]:
     """Return the content of the file, None without a usable one, and why it does not fit the host any more."""
     if not os.path.lexists(path):
         return None, ("there was no file",)
@@ -102,12 +98,12 @@ def _read_before(path: str, settings: Settings) -> "tuple[Any, tuple[str, ...]]"
     return data, stale_reasons(annotations, settings) if isinstance(annotations, dict) else ()
 
 
-def generate_for(before: "Any", options: GenerateOptions, settings: Settings, newest: str) -> tuple[Part, ...]:
+def generate_for(before: Any, options: GenerateOptions, settings: Settings, newest: str) -> tuple[Part, ...]:
     """Generate for a file with this content (None: there is none) and engines that read ``newest`` ("": unknown)."""
     return generate_within(_lower(before, newest), options, settings, generate_host)
 
 
-def _lower(before: "Any", newest: str) -> str:
+def _lower(before: Any, newest: str) -> str:
     """Return the newest version for a file: that of the file from before if it was lowered, else ``newest``."""
     version = parse_version(str(before.get("cdiVersion"))) if isinstance(before, dict) else ""
     if not version or not is_older(version, ANNOTATED) or (newest and is_older(newest, version)):
@@ -115,7 +111,7 @@ def _lower(before: "Any", newest: str) -> str:
     return version if is_older(LOWEST, version) else LOWEST
 
 
-def _as_read(generated: Generated) -> "Any":
+def _as_read(generated: Generated) -> Any:
     """Return the specification as a reader of its file gets it: tuples are lists then."""
     return rawjson.parse(rawjson.dump(generated.spec))
 

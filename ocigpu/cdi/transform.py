@@ -6,17 +6,15 @@ root``), with two differences: a device node gets a ``hostPath`` only if its pat
 version is raised to what the result needs.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from ocigpu.cdi.versions import is_older, minimum_version, parse_version
 from ocigpu.core.config_json import clean_path
 from ocigpu.gpus.fingerprint import ANNOTATION as FINGERPRINT_ANNOTATION
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Edits = dict[str, Any]
-    Transform = Callable[[str], str]
+Edits = dict[str, Any]
+Transform = Callable[[str], str]
 
 SIDES = ("host", "container")
 _CONTAINER_HOOKS = ("createContainer", "startContainer")
@@ -24,7 +22,7 @@ _HOST_PATH_FLAGS = ("--config", "--driver-proc", "--ldconfig-path")
 """Flags of CDI hooks whose value is a path of the host although the hook's other arguments are the container's."""
 
 
-def transform_root(spec: "dict[str, Any]", from_root: str, to_root: str, side: str = "host") -> "dict[str, Any]":
+def transform_root(spec: dict[str, Any], from_root: str, to_root: str, side: str = "host") -> dict[str, Any]:
     """Return ``spec`` with ``from_root`` replaced by ``to_root`` in its paths of the host, or of the container.
 
     Both are absolute ("" is "/").  A path is changed if it is the root or lies under it.  With another root on the host
@@ -68,7 +66,7 @@ def move_path(path: str, from_root: str, to_root: str) -> str:
     return to_root.rstrip("/") + "/" + clean[len(inside) :]
 
 
-def _move_edits(edits: "Edits", moved: "Transform", host: bool) -> "Edits":
+def _move_edits(edits: Edits, moved: Transform, host: bool) -> Edits:
     """Return containerEdits with the paths of the host moved, or else those of the container."""
     result = dict(edits)
     path = "hostPath" if host else "containerPath"
@@ -81,7 +79,7 @@ def _move_edits(edits: "Edits", moved: "Transform", host: bool) -> "Edits":
     return result
 
 
-def _move_node(node: "dict[str, Any]", moved: "Transform", host: bool) -> "dict[str, Any]":
+def _move_node(node: dict[str, Any], moved: Transform, host: bool) -> dict[str, Any]:
     # Without a hostPath the node's path is the host's as well.
     before = (node["path"], node.get("hostPath") or node["path"])
     after = (before[0], moved(before[1])) if host else (moved(before[0]), before[1])
@@ -92,7 +90,7 @@ def _move_node(node: "dict[str, Any]", moved: "Transform", host: bool) -> "dict[
     return {"path": after[0], "hostPath": after[1], **rest}
 
 
-def _move_hook(hook: "dict[str, Any]", moved: "Transform", host: bool) -> "dict[str, Any]":
+def _move_hook(hook: dict[str, Any], moved: Transform, host: bool) -> dict[str, Any]:
     def halves(argument: str) -> str:
         return _move_halves(argument, moved)
 
@@ -107,12 +105,12 @@ def _move_hook(hook: "dict[str, Any]", moved: "Transform", host: bool) -> "dict[
     return result
 
 
-def _move_halves(argument: str, moved: "Transform") -> str:
+def _move_halves(argument: str, moved: Transform) -> str:
     """Return a link's TARGET::PATH with both halves moved, or a plain argument moved."""
     return "::".join(moved(part) for part in argument.split("::"))
 
 
-def _map_arguments(arguments: "list[str]", host: "Transform", container: "Transform") -> "list[str]":
+def _map_arguments(arguments: list[str], host: Transform, container: Transform) -> list[str]:
     """Return the arguments of a hook of the container, each through the function for the side that its path is of."""
     result = []
     value_is_host = False

@@ -7,7 +7,7 @@ a hook would have given it.  Everything or nothing: what is mounted and made is 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.containers.attached import AttachRecord, write_record
 from ocigpu.containers.believed import read_cgroup
@@ -19,7 +19,6 @@ from ocigpu.containers.rules import Number, changed_rules, numbers_of, read_allo
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, Tmpfs
 from ocigpu.core.errors import OcigpuError, RequestError, quoted
 from ocigpu.core.facts import HostFacts
-from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import load_vendor

@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import is_own_rule, take_back
 from ocigpu.bundle.inject import inject
@@ -19,7 +19,6 @@ from ocigpu.cdi.registry import read_registry
 from ocigpu.containers.report import read_mode
 from ocigpu.core.config_json import CDI_DEVICES, OUR_HOOK, get_list, get_object, get_rules
 from ocigpu.core.errors import OcigpuError, SpecError
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.entry.own_hooks import split_hooks
 from ocigpu.gpus.vendors import parse_request

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ocigpu.bundle.declared import LD_CACHE
 from ocigpu.bundle.rootfs import MAX_LD_CACHE
@@ -20,7 +20,6 @@ from ocigpu.core.actions import AllowDevice, Bind, JoinGroup, Link, Node, Plan, 
 from ocigpu.core.config_json import get_list, get_object, rootfs_path
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import HostFacts, ImageFacts
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import CAPABILITIES, MODES, Settings
 from ocigpu.gpus.nvidia.libraries import TABLE
 from ocigpu.gpus.nvidia.plan import REQUIRED_SONAMES

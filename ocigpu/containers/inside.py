@@ -10,14 +10,13 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ocigpu.containers.child import ask_child
 from ocigpu.containers.rules import cgroup_directories, join_cgroups
 from ocigpu.core.actions import Link, Node
 from ocigpu.core.errors import OcigpuError, OsErrorAs
 from ocigpu.core.facts import DeviceNode
-from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.provision.container import LiveContainer, join, join_users, open_root, use_owner_ids
 from ocigpu.provision.mounts import enter_own_proc, is_on_own_tmpfs, read_host_devices, read_mnt_id

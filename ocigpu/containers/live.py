@@ -10,7 +10,7 @@ without a hook nobody has answered.
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.bundle.document import check_can_have_gpus
 from ocigpu.bundle.edit import has_gpu_hook
@@ -23,7 +23,6 @@ from ocigpu.core.actions import AllowDevice, Bind, Node, Plan
 from ocigpu.core.config_json import get_list
 from ocigpu.core.errors import OcigpuError, OsErrorAs
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, ImageFacts
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.request import join_requests
 from ocigpu.gpus.vendors import load_vendor, make_plan

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.bundle.declared import Declared, edit_declared
 from ocigpu.bundle.document import check_can_have_gpus
@@ -25,7 +25,6 @@ from ocigpu.core.actions import Plan
 from ocigpu.core.config_json import has_user_namespace, rootfs_path
 from ocigpu.core.errors import SpecError
 from ocigpu.core.facts import HostFacts, ImageFacts
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.own_hooks import look, split_hooks, with_hooks
 from ocigpu.entry.prepared import PREFIX as EARLY_PREFIX

@@ -8,7 +8,7 @@ is given that was not granted before; a GPU that was detached and came back by s
 import functools
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.attach import allowed_now, give, settle, take, view_of
@@ -21,7 +21,6 @@ from ocigpu.containers.live import Live, host_nodes, may_have_devices, open_live
 from ocigpu.containers.rules import Number
 from ocigpu.core.actions import Node
 from ocigpu.core.errors import OcigpuError
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.gpus.vendors import read_host_facts

@@ -12,7 +12,7 @@ volume cannot be told any more, because its path means something else by now, no
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.bundle.edit import has_gpu_hook
 from ocigpu.containers.child import ask_child
@@ -23,7 +23,6 @@ from ocigpu.core.actions import Plan
 from ocigpu.core.config_json import get_list, get_object, has_user_namespace, is_path
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, MigDevice, mig_capability_paths
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.views import PROC_DRIVER
 from ocigpu.gpus.request import Request, join_requests

@@ -4,10 +4,10 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from ocigpu.containers.report import Report, find_members
 from ocigpu.core.facts import HostFacts
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.nvml_process import VERBS, NvmlError, ask, nvml_place
 from ocigpu.gpus.usage import Usage, parse_usage

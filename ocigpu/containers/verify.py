@@ -1,13 +1,12 @@
 """``ocigpu verify``: what of the host's driver a container can reach, tried from inside, against what it was given."""
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.containers.inside import Answer, ProbedFile, is_reached, look_inside
 from ocigpu.containers.live import Grant, Live, host_nodes, read_now
 from ocigpu.containers.report import read_refused, read_unanswered
 from ocigpu.core.facts import DeviceNode, Library
-from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.plan import library_path
 
 AS_GRANTED, LESS, MORE = "as granted", "less", "more"

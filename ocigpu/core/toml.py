@@ -1,14 +1,12 @@
 """Values and settings as they are written in TOML."""
 
+from collections.abc import Callable
+from typing import Any
+
 from ocigpu.core.settings import KEYS, Key
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
-
-def toml_value(value: "Any") -> str:
+def toml_value(value: Any) -> str:
     """Return a value as it is written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -20,7 +18,7 @@ def toml_value(value: "Any") -> str:
     return f'"{text}"'
 
 
-def render_settings(lines_of: "Callable[[Key, str], list[str]]") -> list[str]:
+def render_settings(lines_of: Callable[[Key, str], list[str]]) -> list[str]:
     """Return a settings file's lines: the tables, and what ``lines_of`` returns for a key and its name in its table."""
     lines: list[str] = []
     table = ""

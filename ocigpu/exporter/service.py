@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ocigpu import __version__
 from ocigpu.core.errors import HostError, SettingsError, as_own_error
@@ -27,7 +27,6 @@ from ocigpu.system.exposition import render_number
 from ocigpu.system.pages import Page, WebServer, make_page
 from ocigpu.system.service import FollowedFile, ServiceLog, Signals
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.kubernetes.cluster.pods import Listing
 

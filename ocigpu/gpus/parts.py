@@ -1,12 +1,7 @@
 """What vendors other than NVIDIA offer to resource claims."""
 
 import re
-
-from ocigpu.core.record import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any, NamedTuple
 
 
 class GpuPart(NamedTuple):
@@ -20,8 +15,8 @@ class GpuPart(NamedTuple):
     address: str
     partition: int
     uuid: str
-    attributes: "dict[str, dict[str, Any]]"
-    capacity: "dict[str, str]"
+    attributes: dict[str, dict[str, Any]]
+    capacity: dict[str, str]
     error: str = ""
 
     @property

@@ -1,10 +1,6 @@
 """What GPUs do at the moment: memory, time and processes, as their drivers count them."""
 
-from ocigpu.core.record import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any, NamedTuple
 
 NUMBERS = ("use", "used_mib", "total_mib", "watts", "celsius")
 
@@ -24,7 +20,7 @@ class Usage(NamedTuple):
     processes: tuple[tuple[int, int, int], ...] | None = None
 
 
-def parse_usage(document: "Any") -> dict[str, Usage]:
+def parse_usage(document: Any) -> dict[str, Usage]:
     """Return by UUID what the verb "usage" of :mod:`ocigpu.gpus.nvidia.nvml_verbs` printed.
 
     Raises ValueError, TypeError or KeyError for another document.

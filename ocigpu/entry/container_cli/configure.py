@@ -6,6 +6,7 @@ options are another way to ask for what variables ask for elsewhere; plan and pr
 
 import argparse
 import os
+from typing import Any
 
 from ocigpu.core.actions import Node, Plan
 from ocigpu.core.config_json import clean_path
@@ -20,10 +21,6 @@ from ocigpu.gpus.nvidia.request import MAX_REQUIREMENTS, check_permitted, check_
 from ocigpu.gpus.request import Request
 from ocigpu.system.files import why_untrusted
 from ocigpu.system.log import step
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MAX_CONDITIONS = 32
 """Options --require, as nvidia-container-cli has it."""
@@ -198,7 +195,7 @@ def without_nodes(plan: Plan) -> Plan:
     return plan._replace(actions=tuple(action for action in plan.actions if not isinstance(action, Node)))
 
 
-def find_config(rootfs: str) -> "dict[str, Any] | None":
+def find_config(rootfs: str) -> dict[str, Any] | None:
     """Return the OCI configuration of the container with this root directory, None if it is not found.
 
     It is looked for in the working directory, which for hooks is the bundle, and beside the root directory.  What is

@@ -6,6 +6,7 @@ For scripts, hooks and tools that already call that program.  Every failure ends
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from ocigpu.core.errors import HostError, OcigpuError, RequestError, as_own_error, printable
 from ocigpu.core.settings import Settings
@@ -15,12 +16,8 @@ from ocigpu.system.log import no_answer
 from ocigpu.system.settings_file import read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-
-def main(arguments: "Sequence[str] | None" = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: of this process) and return its exit status; errors go to standard error."""
     debug_file = os.environ.get("NVC_DEBUG_FILE", "")
     begin_deadline(lambda: _report(no_answer(), debug_file))
@@ -56,7 +53,7 @@ def _report(error: OcigpuError, debug_file: str) -> int:
     return 1
 
 
-def write_debug(path: str, lines: "Sequence[str]") -> None:
+def write_debug(path: str, lines: Sequence[str]) -> None:
     """Append lines to the file of --debug or NVC_DEBUG_FILE ("": nothing is done); a failure is told and no more."""
     if path:
         try:

@@ -4,13 +4,10 @@ As there, global options come before the command, and long options may be shorte
 """
 
 import argparse
+from collections.abc import Sequence
+from typing import NoReturn
 
 from ocigpu.core.errors import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import NoReturn
 
 PROGRAM = "ocigpu-container-cli"
 COMMANDS = ("info", "list", "configure")
@@ -34,7 +31,7 @@ Example: ocigpu-container-cli configure --ldconfig=@/sbin/ldconfig --device=all 
 class Parser(argparse.ArgumentParser):
     """argparse with errors of ours, which end with the exit status that nvidia-container-cli has for them."""
 
-    def error(self, message: str) -> "NoReturn":
+    def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see: {self.prog} --help")
 
 
@@ -42,7 +39,7 @@ class _CommandParser(Parser):
     """The parser of one command: it also notes how many words followed the command, which ``list`` must know."""
 
     def parse_known_args(  # type: ignore[override]
-        self, args: "Sequence[str] | None" = None, namespace: argparse.Namespace | None = None
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         options, unknown = super().parse_known_args(args, namespace)
         options.words = len(args or ())
@@ -79,7 +76,7 @@ class _Usage(argparse.Action):
         parser.exit()
 
 
-def parse_options(words: "Sequence[str]") -> argparse.Namespace:
+def parse_options(words: Sequence[str]) -> argparse.Namespace:
     """Return the options; raises UsageError, SystemExit after --help, --usage and --version.
 
     ``-u`` and ``--user`` take their value attached or not at all, which argparse cannot say.

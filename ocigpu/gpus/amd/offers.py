@@ -8,17 +8,13 @@ id have their number added ("0xc0ffee:1").
 
 from ocigpu.core.actions import node_actions
 from ocigpu.core.errors import CdiError
+from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, read_amd_facts, unique_name
-from ocigpu.gpus.offer import DeviceOffer, OfferedDevice, choose_names, select_ids
+from ocigpu.gpus.offer import DeviceOffer, GenerateOptions, OfferedDevice, choose_names, select_ids
 from ocigpu.gpus.tree import find_roots
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ocigpu.core.settings import Settings
-    from ocigpu.gpus.offer import GenerateOptions
 
-
-def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
+def offer(options: GenerateOptions, settings: Settings) -> DeviceOffer:
     """Return the host's AMD GPUs as devices.
 
     Raises CdiError (OCIGPU-CDI-7) when there is none that can be given, or for a device id that none has, and HostError
@@ -27,7 +23,7 @@ def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     return offer_gpus(read_amd_facts(find_roots(settings)), options)
 
 
-def offer_gpus(facts: AmdFacts, options: "GenerateOptions") -> DeviceOffer:
+def offer_gpus(facts: AmdFacts, options: GenerateOptions) -> DeviceOffer:
     """Return the offer of these facts; raises CdiError (OCIGPU-CDI-7) as :func:`offer` does.  Pure."""
     skipped = [
         f"GPU {function.text} is not bound to amdgpu, but to {function.driver or 'no driver'}"

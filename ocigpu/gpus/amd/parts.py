@@ -8,18 +8,14 @@ kfd_topology.c: simd_count, simd_per_cu and mem_banks of a node are those of its
 """
 
 import re
+from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu
-from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import DRIVER, TOPOLOGY, AmdGpu, describe_host, parse_numbers, read_driven, read_properties
 from ocigpu.gpus.parts import GpuPart, as_version
 from ocigpu.gpus.tree import find_roots, list_names, read_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 MAX_TEXT = 64
 """Characters of an attribute (resource.k8s.io/v1)."""
@@ -53,7 +49,7 @@ def read_parts(settings: Settings) -> tuple[GpuPart, ...]:
     return tuple(found)
 
 
-def _attributes(gpu: AmdGpu, as_fact: Gpu, directory: str, version: str) -> "dict[str, dict[str, Any]]":
+def _attributes(gpu: AmdGpu, as_fact: Gpu, directory: str, version: str) -> dict[str, dict[str, Any]]:
     numbers = {"cardIndex": "card", "renderIndex": "renderD"}
     names = [node.container_path.rpartition("/")[2] for node in gpu.nodes]
     indices = {

@@ -5,12 +5,18 @@ beside the integrated one has two devices.  Written from NVIDIA's documents and 
 systems' files and not on a Tegra system.
 """
 
+from typing import TYPE_CHECKING
+
 from ocigpu.core.actions import Link, RefreshLdCache, node_actions
 from ocigpu.core.errors import CdiError
+from ocigpu.core.facts import DeviceNode, Gpu
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.nvml import NvmlAnswer
 from ocigpu.gpus.offer import (
     VOID,
     CompatTerms,
     DeviceOffer,
+    GenerateOptions,
     OfferedDevice,
     bind_file,
     choose_names,
@@ -28,19 +34,14 @@ from ocigpu.gpus.tegra.facts import (
 )
 from ocigpu.gpus.tree import find_roots, small_number
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action
-    from ocigpu.core.facts import DeviceNode, Gpu
-    from ocigpu.core.settings import Settings
-    from ocigpu.gpus.nvidia.nvml import NvmlAnswer
-    from ocigpu.gpus.offer import GenerateOptions
 
 SINGLE_FLAG = "disable-multiple-csv-devices"
 ORIN = "Orin (nvgpu)"
 
 
-def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
+def offer(options: GenerateOptions, settings: Settings) -> DeviceOffer:
     """Return the devices of a Tegra system.
 
     Raises CdiError (OCIGPU-CDI-7) when its CSV files give no device node, or for a device id that it has not, and
@@ -61,9 +62,9 @@ def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
 
 def offer_listed(
     facts: CsvFacts,
-    answer: "NvmlAnswer | None",
-    discrete_nodes: "tuple[DeviceNode, ...]",
-    options: "GenerateOptions",
+    answer: NvmlAnswer | None,
+    discrete_nodes: tuple[DeviceNode, ...],
+    options: GenerateOptions,
     ldconfig: str,
 ) -> DeviceOffer:
     """Return the offer of these facts; ``discrete_nodes`` are those of the GPU that is not integrated, if any.  Pure.
@@ -109,14 +110,14 @@ def offer_listed(
     )
 
 
-def _integrated_nodes(facts: CsvFacts) -> "list[DeviceNode]":
+def _integrated_nodes(facts: CsvFacts) -> list[DeviceNode]:
     """The second node of the integrated GPU is /dev/nvidia2 when a discrete one has /dev/nvidia1."""
     nodes = [node for node in facts.nodes if node.container_path != "/dev/nvidia1"]
     second = facts.second_node
     return [*nodes, second] if second and second not in nodes else nodes
 
 
-def _discrete_nodes(facts: CsvFacts, own: "tuple[DeviceNode, ...]") -> "list[DeviceNode]":
+def _discrete_nodes(facts: CsvFacts, own: tuple[DeviceNode, ...]) -> list[DeviceNode]:
     """Return a discrete GPU's nodes, the driver's control nodes, and what the files list for every GPU."""
     names = {f"/dev/{name}" for name in CONTROL_NODES}
     shared = [
@@ -127,12 +128,12 @@ def _discrete_nodes(facts: CsvFacts, own: "tuple[DeviceNode, ...]") -> "list[Dev
     return [*own, *facts.control_nodes, *shared]
 
 
-def _ids(gpu: "Gpu") -> tuple[str, ...]:
+def _ids(gpu: Gpu) -> tuple[str, ...]:
     """NVML writes the UUID of an integrated GPU with or without "GPU-"."""
     return tuple(filter(None, (str(gpu.index), gpu.uuid, gpu.uuid.removeprefix("GPU-"))))
 
 
-def _names(gpu: "Gpu", strategies: tuple[str, ...]) -> tuple[str, ...]:
+def _names(gpu: Gpu, strategies: tuple[str, ...]) -> tuple[str, ...]:
     return choose_names(strategies, str(gpu.index), f"gpu{gpu.index}", gpu.uuid)
 
 
@@ -143,7 +144,7 @@ def _common(facts: CsvFacts, ldconfig: str) -> "tuple[Action, ...]":
     return (*actions, RefreshLdCache(ldconfig, folders, "")) if folders else tuple(actions)
 
 
-def _compat(answer: "NvmlAnswer | None", options: "GenerateOptions") -> CompatTerms | None:
+def _compat(answer: NvmlAnswer | None, options: GenerateOptions) -> CompatTerms | None:
     if answer is None or not answer.cuda_version:
         return None
     orin = any(ORIN in gpu.model for gpu in answer.gpus)

@@ -10,19 +10,18 @@ That plugin writes CDI 0.5.0 for Kata, and so does this source unless another ve
 so such a file does not tell whether it still fits the host.
 """
 
+from typing import TYPE_CHECKING, NamedTuple
+
 from ocigpu.core.actions import AllowDevice, Node
 from ocigpu.core.errors import CdiError
-from ocigpu.core.record import NamedTuple
-from ocigpu.gpus.offer import DeviceOffer, OfferedDevice, select_ids
+from ocigpu.core.facts import DeviceNode
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import DeviceOffer, GenerateOptions, OfferedDevice, select_ids
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, Candidate, Group, VfioFacts, leaves_group, read_vfio_facts
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action
-    from ocigpu.core.facts import DeviceNode
-    from ocigpu.core.settings import Settings
-    from ocigpu.gpus.offer import GenerateOptions
 
 KATA_VERSION = "0.5.0"
 SWITCHES = "nvswitch"
@@ -33,11 +32,11 @@ class _Given(NamedTuple):
     """A device: its number is its name; ``functions`` are the wanted ones in it."""
 
     number: int
-    node: "DeviceNode"
-    functions: "tuple[Candidate, ...]"
+    node: DeviceNode
+    functions: tuple[Candidate, ...]
 
 
-def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
+def offer(options: GenerateOptions, settings: Settings) -> DeviceOffer:
     """Return the GPUs (or NVSwitches) of the host that VFIO drivers have.
 
     Raises CdiError (OCIGPU-CDI-7) when there is none that can be given, or for a device id that none has, and HostError
@@ -46,7 +45,7 @@ def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     return offer_functions(read_vfio_facts(find_roots(settings)), options)
 
 
-def offer_functions(facts: VfioFacts, options: "GenerateOptions") -> DeviceOffer:
+def offer_functions(facts: VfioFacts, options: GenerateOptions) -> DeviceOffer:
     """Return the offer of these facts; raises CdiError (OCIGPU-CDI-7) as :func:`offer` does.  Pure."""
     device_class = options.device_class or "pgpu"
     switches = device_class == SWITCHES
@@ -127,7 +126,7 @@ def _whole_groups(
     return given
 
 
-def _device(device: _Given, api: "tuple[DeviceNode, ...]") -> OfferedDevice:
+def _device(device: _Given, api: tuple[DeviceNode, ...]) -> OfferedDevice:
     nodes = (*api, device.node)
     actions: list[Action] = [Node(node, "") for node in nodes]
     actions += [AllowDevice(node.major, node.minor, "rwm", "") for node in nodes]

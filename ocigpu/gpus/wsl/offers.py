@@ -6,20 +6,20 @@ that of /usr/lib/wsl/lib, which Windows fills from the driver in use.  Written f
 documents, tried on copies of such files and not on WSL.
 """
 
+from typing import TYPE_CHECKING
+
 from ocigpu.core.actions import Link, RefreshLdCache, node_actions
 from ocigpu.core.errors import CdiError
-from ocigpu.gpus.offer import VOID, DeviceOffer, OfferedDevice, bind_file, library_folders
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.offer import VOID, DeviceOffer, GenerateOptions, OfferedDevice, bind_file, library_folders
 from ocigpu.gpus.wsl import DXCORE, LIBRARIES, STORES
 from ocigpu.gpus.wsl.facts import CUDA, NAMED, SMI, Store, read_wsl_facts
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action
-    from ocigpu.core.settings import Settings
-    from ocigpu.gpus.offer import GenerateOptions
 
 
-def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
+def offer(options: GenerateOptions, settings: Settings) -> DeviceOffer:
     """Return the device of a WSL system; raises CdiError (OCIGPU-CDI-7) when parts of it are not there.
 
     A driver store can be chosen by --library-search-path.
