@@ -187,6 +187,18 @@ def test_a_vendor_is_one_folder_one_line_and_its_simulated_models() -> None:
     assert len(OF_AMD.findall(code_of(texts["core/vendors.py"]))) == 4  # one line
 
 
+def test_programs_of_a_cluster_ask_for_no_vendor_by_name() -> None:
+    """What is different with a vendor its folder says: functions and fields of the Vendor record."""
+    named = []
+    for name, path in SOURCES.items():
+        if room_of(name) in ("kubernetes", "exporter"):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            parts = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+            values = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in parts]
+            named += [f"{name}: {value}" for value in values if value in ("nvidia", "amd")]
+    assert named == []
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

@@ -1,7 +1,6 @@
 """The parent's side of the process that asks NVML: starts it, waits for samples, and replaces it when it hangs."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -9,20 +8,16 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import UNUSABLE
 from ocigpu.core.settings import Settings
+from ocigpu.core.vendors import FIRST
 from ocigpu.exporter.sample import Sample, parse_sample
-from ocigpu.gpus.nvidia.libraries import find_libraries, find_nvml, library_versions, native_machine
-from ocigpu.gpus.nvidia.nvml_child import DriverPlace
-from ocigpu.gpus.nvidia.procfs import read_kernel_version
-from ocigpu.gpus.tegra import is_tegra
-from ocigpu.gpus.tegra.facts import find_listed_nvml
-from ocigpu.gpus.tree import Tree, find_roots
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.system.module_process import ModuleProcess
 from ocigpu.system.service import Backoff
 
 DEADLINE = 20.0
 """Seconds that a sample may be late: waking up an idle GPU takes one or two."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
-CHILD = "ocigpu.exporter.sampler_child"
 STUCK = "the process that asks NVML was killed and does not end: it is stuck in the driver"
 MAX_LINE = 16 << 20
 
@@ -101,13 +96,11 @@ class Sampler:
             return ""
         if stuck:  # told again and again, so that old values are dropped in the end
             return self._replace(STUCK).error
-        roots = find_roots(self._settings)
-        library = find_library(self._settings)
-        if not library:
-            return self._replace(f"there is no NVML library below {roots.driver or '/'}").error
-        place = DriverPlace(library, "", self._settings.simulation_root)
+        words = load_vendor(FIRST).sample(self._settings)
+        if not words:
+            return self._replace(f"there is no NVML library below {find_roots(self._settings).driver or '/'}").error
         try:
-            self._stream.start(CHILD, str(os.getpid()), *place, f"{roots.proc}/driver/nvidia/gpus")
+            self._stream.start(*words)
         except OSError as error:
             return self._replace(f"{sys.executable}: {error.strerror}").error
         self._heard = time.monotonic()
@@ -122,16 +115,3 @@ class Sampler:
             return parse_sample(json.loads(line))
         except UNUSABLE:
             return Sample(error="NVML gave no usable answer")
-
-
-def find_library(settings: Settings) -> str:
-    """Return the path of the host's NVML library, "" for none.  Only reads files."""
-    roots = find_roots(settings)
-    tree, machine = Tree(roots.driver), native_machine()
-    kernel = read_kernel_version(roots.proc, roots.sys)
-    paths, _ = find_libraries(tree, settings.driver_ldcache, kernel, machine)
-    versions = library_versions(paths)
-    found = find_nvml(paths, kernel or (versions[0] if versions else ""), tree, machine)
-    if not found and is_tegra(settings):
-        found = find_listed_nvml(tree)
-    return tree.host(found) if found else ""

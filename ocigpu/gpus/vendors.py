@@ -9,13 +9,14 @@ from ocigpu.core.vendors import FIRST, VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from ocigpu.core.actions import Plan
     from ocigpu.core.facts import HostFacts, ImageFacts
     from ocigpu.core.settings import Settings
     from ocigpu.gpus.offer import DeviceOffer, GenerateOptions
+    from ocigpu.gpus.on_node import NodeGpus
     from ocigpu.gpus.parts import GpuPart
     from ocigpu.gpus.request import Request, Selection
     from ocigpu.gpus.usage import Usage
@@ -43,6 +44,10 @@ def _never(_: "Settings") -> bool:
 
 def _nothing(*_: "Any") -> "tuple[Any, ...]":
     return ()
+
+
+def _no_words(*_: "Any") -> str:
+    return ""
 
 
 class Simulated(NamedTuple):
@@ -87,8 +92,17 @@ class Vendor(NamedTuple):
     is loaded.  ``read_facts``: perhaps of an earlier start; ``read_now``: as the host is.  ``request_devices``: what a
     container asks for, but for the devices.  ``simulate``: for sim; ``check``: for the doctor; ``read_usage``:
     what the GPUs do now, as far as files of the kernel say it (a :class:`~ocigpu.gpus.usage.Usage` each);
-    ``read_links``: how they are connected beside PCIe, as far as such files say it; ``read_parts``: what of them
-    resource claims may have.
+    ``read_links``: how they are connected beside PCIe, as far as such files say it.
+
+    What the programs of a cluster's nodes ask: ``read_parts``: what resource claims may have, without which the DRA
+    driver reads the vendor's GPUs as NVIDIA's; ``offer_claimed``: the devices of a claim's specification under their
+    ids, given with their names in the slice, from facts that were read before (raises HostError OCIGPU-DRA-3 where the
+    host has changed); ``sharing``: the strategies by which containers of a claim may share a GPU.  ``read_node``: GPUs
+    for the device plugin and labels, and how they are connected; ``find_silence``: why the driver gave no answer about
+    GPUs that are there, "" if it did; ``watch_faults``: what prints their faults in a process of
+    its own, a module and the arguments of its main, () where nothing does
+    (:class:`~ocigpu.kubernetes.node.program.EventWatcher` reads it); ``sample``: the same for what prints samples for
+    the exporter; ``read_labels``: labels of the node, with their domains.
     """
 
     name: str
@@ -109,7 +123,14 @@ class Vendor(NamedTuple):
     check: "Callable[[Settings], tuple[Trouble, ...]]" = _missing
     read_usage: "Callable[[Settings, HostFacts], tuple[Usage, ...]]" = _nothing
     read_links: "Callable[[Settings, HostFacts], tuple[GpuLink, ...]]" = _nothing
-    read_parts: "Callable[[Settings], tuple[GpuPart, ...]]" = _nothing
+    read_parts: "Callable[[Settings], tuple[GpuPart, ...]] | None" = None
+    offer_claimed: "Callable[[Mapping[str, str], GenerateOptions, Settings, HostFacts], DeviceOffer]" = _missing
+    sharing: tuple[str, ...] = ()
+    read_node: "Callable[[Settings], NodeGpus]" = _missing
+    find_silence: "Callable[[HostFacts], str]" = _no_words
+    watch_faults: "Callable[[HostFacts], Sequence[str]]" = _nothing
+    sample: "Callable[[Settings], Sequence[str]]" = _nothing
+    read_labels: "Callable[[Settings], Iterable[tuple[str, str]]]" = _nothing
 
 
 def load_vendor(name: str) -> "Vendor":

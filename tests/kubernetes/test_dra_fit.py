@@ -12,7 +12,7 @@ from test_dra_mig import whole
 from test_dra_slices import POOL
 
 from ocigpu.cli.front.main import main
-from ocigpu.gpus.nvidia.hardware import GpuDetails, Hardware
+from ocigpu.gpus.on_node import GpuDetails, Hardware
 from ocigpu.kubernetes.dra.cel import Unjudged
 from ocigpu.kubernetes.dra.devices import DeviceOptions, DraNode, Taint, make_devices
 from ocigpu.kubernetes.dra.fit import (

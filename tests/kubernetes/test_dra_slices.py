@@ -8,9 +8,9 @@ import pytest
 from dra_lab import DRIVER, NODE
 from kubernetes_lab import host
 
-from ocigpu.gpus.nvidia.hardware import GpuDetails, Hardware, MigSize
 from ocigpu.gpus.nvidia.mig_layout import GpuInstance, GpuLayout, Profile
 from ocigpu.gpus.nvidia.topology import GpuPlace
+from ocigpu.gpus.on_node import GpuDetails, Hardware, MigSize
 from ocigpu.gpus.parts import as_version
 from ocigpu.gpus.pci import Function, read_addressable
 from ocigpu.gpus.vfio.facts import Candidate, VfioFacts

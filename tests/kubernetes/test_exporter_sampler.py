@@ -10,7 +10,8 @@ from support.product import SimulatedHost
 
 from ocigpu.core.settings import Settings
 from ocigpu.exporter.sample import Sample
-from ocigpu.exporter.sampler import STUCK, Orders, Sampler, find_library
+from ocigpu.exporter.sampler import STUCK, Orders, Sampler
+from ocigpu.gpus.nvidia.on_node import find_library
 from ocigpu.system.service import Backoff
 from ocigpu.system.settings_file import read_settings
 

@@ -10,7 +10,8 @@ from support.trees import pci_function, write_tree
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
-from ocigpu.gpus.nvidia.hardware import GpuDetails, Hardware, MigSize, family
+from ocigpu.gpus.nvidia.hardware import family
+from ocigpu.gpus.on_node import GpuDetails, Hardware, MigSize
 from ocigpu.kubernetes.labels.labels import (
     Surroundings,
     Vgpu,

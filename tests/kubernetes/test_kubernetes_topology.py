@@ -10,8 +10,9 @@ from support.process import is_alive, wait_for
 from support.product import SimulatedHost
 
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.hardware import GpuDetails, Hardware, MigSize, parse_hardware, read_hardware
+from ocigpu.gpus.nvidia.hardware import parse_hardware, read_hardware
 from ocigpu.gpus.nvidia.topology import GpuPlace, numa_nodes, pair_scores, path_score, read_place, read_places
+from ocigpu.gpus.on_node import GpuDetails, Hardware, MigSize
 from ocigpu.sim.create import create_host
 from ocigpu.sim.models import sim_uuid
 from ocigpu.system.settings_file import read_settings

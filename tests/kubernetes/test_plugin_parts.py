@@ -232,9 +232,10 @@ def test_lines_of_the_process_with_the_closed_library(line: bytes, found: tuple[
 
 def test_a_process_that_ends_at_once_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_process, "command", lambda *_: ["/bin/echo", "{}"])
+    monkeypatch.setattr("ocigpu.gpus.nvidia.on_node.watch_faults", lambda _: ["module"])
     watcher = node_program.EventWatcher()
-    watcher._key = ("/lib/libnvidia-ml.so.1", "GPU-1")
     now, warnings = 0.0, list[str]()
+    watcher.watch(A100, now)
     while len(warnings) < 3:
         if watcher.fileno() >= 0:
             select.select([watcher.fileno()], [], [])

@@ -12,7 +12,7 @@ from ocigpu.containers.find import find_containers
 from ocigpu.containers.report import make_reports
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu
-from ocigpu.gpus.nvidia.hardware import Hardware, read_hardware
+from ocigpu.gpus.nvidia.hardware import read_hardware
 from ocigpu.gpus.nvidia.topology import (
     BOARD,
     HOST_BRIDGE,
@@ -25,6 +25,7 @@ from ocigpu.gpus.nvidia.topology import (
     read_connections,
     read_places,
 )
+from ocigpu.gpus.on_node import Hardware
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import GpuLink, load_vendor
 

@@ -20,5 +20,6 @@ VENDOR = Vendor(
     read_usage=late("amd.usage:read_usage"),
     read_links=late("amd.usage:read_links"),
     read_parts=late("amd.parts:read_parts"),
+    offer_claimed=late("amd.offers:offer_claimed"),
     simulate=late("amd.simulated:simulate"),
 )

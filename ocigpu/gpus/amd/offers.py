@@ -6,8 +6,11 @@ and index, or the unique id as that toolkit and rocm-smi write it ("0xc0ffee"); 
 id have their number added ("0xc0ffee:1").
 """
 
+from collections.abc import Mapping
+
 from ocigpu.core.actions import node_actions
-from ocigpu.core.errors import CdiError
+from ocigpu.core.errors import CdiError, HostError
+from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, read_amd_facts, unique_name
 from ocigpu.gpus.offer import DeviceOffer, GenerateOptions, OfferedDevice, choose_names, select_ids
@@ -21,6 +24,25 @@ def offer(options: GenerateOptions, settings: Settings) -> DeviceOffer:
     (OCIGPU-HOST-3) for a file of sysfs that cannot be read.
     """
     return offer_gpus(read_amd_facts(find_roots(settings)), options)
+
+
+def offer_claimed(
+    claimed: Mapping[str, str], options: GenerateOptions, settings: Settings, _facts: HostFacts
+) -> DeviceOffer:
+    """Return the devices of these ids, under their ids, each looked for by itself as the host is now.
+
+    ``claimed``: their names in the slice by id.
+
+    Raises HostError (OCIGPU-DRA-3) for a GPU that has been cut into partitions since, and as :func:`offer` does.
+    """
+    found: dict[str, DeviceOffer] = {}
+    for id_, name in claimed.items():
+        found[id_] = offer(options._replace(device_ids=(id_,), name_strategies=("index",)), settings)
+        if len(found[id_].devices) != 1:
+            count = len(found[id_].devices)
+            raise HostError("OCIGPU-DRA-3", f"{name}: it is cut into {count} partitions now", "")
+    devices = tuple(one.devices[0]._replace(name=id_) for id_, one in found.items())
+    return next(iter(found.values()))._replace(devices=devices)
 
 
 def offer_gpus(facts: AmdFacts, options: GenerateOptions) -> DeviceOffer:

@@ -14,4 +14,10 @@ VENDOR = Vendor(
     read_facts=late("cached:read_facts"),
     read_now=late("nvidia.discover:read_host_facts"),
     make_plan=late("nvidia.plan:make_plan"),
+    offer_claimed=late("nvidia.offers:offer_claimed"),
+    sharing=("TimeSlicing", "MPS"),
+    read_node=late("nvidia.on_node:read_node"),
+    find_silence=late("nvidia.hardware:nvml_silence"),
+    watch_faults=late("nvidia.on_node:watch_faults"),
+    sample=late("nvidia.on_node:sample"),
 )

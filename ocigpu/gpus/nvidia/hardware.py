@@ -4,61 +4,18 @@ It is asked once at start and when devices change, in a process of its own with 
 process, never the plugin.
 """
 
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import TypeAdapter
 
-from ocigpu.core.errors import printable
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.nvidia.nvml_process import NvmlError, ask
+from ocigpu.gpus.on_node import GpuDetails, Hardware
 
 DEADLINE = 20.0
 """Seconds: each idle GPU takes one or two to wake up."""
 
-
-Text = Annotated[str, BeforeValidator(lambda value: printable(str(value), 96))]
-"""What closed code says."""
-
-
-class MigSize(NamedTuple):
-    """What a MIG device consists of; engines are counts."""
-
-    memory_mib: int = 0
-    multiprocessors: int = 0
-    gi_slices: int = 0
-    ci_slices: int = 0
-    copy: int = 0
-    decoder: int = 0
-    encoder: int = 0
-    jpeg: int = 0
-    ofa: int = 0
-
-
-class GpuDetails(NamedTuple):
-    """One GPU: ``clique`` is "<cluster uuid>.<clique id>" or "".
-
-    ``links``: NVLinks to other GPUs by their bus ids; ``switch_links``: those to NVSwitches.  ``migs``: by UUID.
-    """
-
-    uuid: Text
-    bus_id: Text = ""
-    memory_mib: int = 0
-    clique: Text = ""
-    switch_links: int = 0
-    links: "dict[str, int]" = {}
-    migs: "dict[str, MigSize]" = {}
-
-
 _GPUS = TypeAdapter(list[GpuDetails])
-
-
-class Hardware(NamedTuple):
-    """``gpus`` by UUID; ``levels``: NVML's topology level by pairs of UUIDs; ``problem``: why nothing is known."""
-
-    gpus: "dict[str, GpuDetails]" = {}
-    levels: "dict[tuple[str, str], int]" = {}
-    problem: str = ""
-
 
 NOT_OFFERED = (
     "the GPU of a Jetson is not offered: it has no health to report, and every pod gets the same;"

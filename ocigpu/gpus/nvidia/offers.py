@@ -28,6 +28,8 @@ from ocigpu.gpus.tree import Tree, small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ocigpu.core.actions import Action
     from ocigpu.core.facts import Gpu, HostFacts, MigDevice
     from ocigpu.core.settings import Settings
@@ -75,6 +77,13 @@ def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
 
 
 # GPUs and MIG devices
+
+
+def offer_claimed(
+    claimed: "Mapping[str, str]", options: "GenerateOptions", settings: "Settings", facts: "HostFacts"
+) -> DeviceOffer:
+    """Return the devices of these UUIDs, under their UUIDs; raises as :func:`offer` does.  Pure."""
+    return offer_gpus(facts, options._replace(device_ids=tuple(claimed), name_strategies=("uuid",)), settings)
 
 
 def offer_gpus(facts: "HostFacts", options: "GenerateOptions", settings: "Settings") -> DeviceOffer:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu
-from ocigpu.gpus.nvidia.hardware import Hardware
+from ocigpu.gpus.on_node import Hardware
 from ocigpu.gpus.tree import normal_bus_id, read_text, sysfs_address
 
 BOARD, SWITCH, SWITCHES, HOST_BRIDGE, SAME_CPU, OTHER_CPU = 60, 50, 40, 30, 20, 10

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, RequestError, printable, quoted
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.kubernetes.dra.configs import DeviceConfig, resolve_configs
 from ocigpu.kubernetes.dra.devices import DraDevice, find_device
 
@@ -120,7 +121,7 @@ def check_configs(claim: ClaimRef, allotted: Iterable[Allotted]) -> None:
         if each.share and each.config.strategy == "MPS":  # each claim has a daemon of its own, a GPU can have one
             text = f"request {quoted(each.request)}: a GPU that several claims share is not shared by MPS"
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
-        if each.config.strategy and each.device.vendor != "nvidia":
+        if each.config.strategy and each.config.strategy not in load_vendor(each.device.vendor).sharing:
             text = f"request {quoted(each.request)}: {each.device.vendor} GPUs are not shared by {each.config.strategy}"
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
 

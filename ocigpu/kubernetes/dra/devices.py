@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
-from ocigpu.gpus.nvidia.hardware import Hardware, MigSize, family
+from ocigpu.core.vendors import FIRST
+from ocigpu.gpus.nvidia.hardware import family
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
 from ocigpu.gpus.nvidia.topology import GpuPlace
+from ocigpu.gpus.on_node import Hardware, MigSize
 from ocigpu.gpus.parts import GpuPart, as_version
 from ocigpu.gpus.pci import Function
 from ocigpu.gpus.tree import normal_bus_id, sysfs_address
@@ -46,7 +48,7 @@ class DraNode(NamedTuple):
     hardware: Hardware = Hardware()
     layouts: tuple[GpuLayout, ...] = ()
     vfio: VfioFacts = VfioFacts()
-    vendor: str = "nvidia"
+    vendor: str = FIRST
     parts: tuple[GpuPart, ...] = ()
     places: "dict[str, GpuPlace]" = {}
     models: "dict[int, str]" = {}
@@ -84,7 +86,7 @@ class DraDevice(NamedTuple):
     capacity: "dict[str, str]"
     memory: tuple[int, ...] = ()
     profile: "tuple[int, int] | None" = None
-    vendor: str = "nvidia"
+    vendor: str = FIRST
     shared: bool = False
     taints: tuple[Taint, ...] = ()
     policies: "dict[str, dict[str, Any]]" = {}

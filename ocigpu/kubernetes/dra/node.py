@@ -12,10 +12,11 @@ from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.hardware import NOT_OFFERED, Hardware, nvml_silence, read_hardware
+from ocigpu.gpus.nvidia.hardware import NOT_OFFERED, read_hardware
 from ocigpu.gpus.nvidia.mig import read_layouts
 from ocigpu.gpus.nvidia.mig_layout import GpuLayout
 from ocigpu.gpus.nvidia.topology import read_place
+from ocigpu.gpus.on_node import Hardware
 from ocigpu.gpus.parts import GpuPart
 from ocigpu.gpus.pci import read_addressable
 from ocigpu.gpus.tree import find_roots, normal_bus_id
@@ -60,17 +61,17 @@ def read_dra_node(
             problems.append(error.message)
             return instead
 
-    if vendor != FIRST:
+    source = load_vendor(vendor)
+    if read_parts := source.read_parts:
         none: tuple[GpuPart, ...] = ()
-        there = vendor in find_vendors(settings)
-        parts = trying(lambda: load_vendor(vendor).read_parts(settings), none) if there else none
+        parts = trying(lambda: read_parts(settings), none) if vendor in find_vendors(settings) else none
         places = {bus: read_place(roots.sys, bus) for bus in {normal_bus_id(part.address) for part in parts}}
         return DraReading(DraNode(vendor=vendor, parts=parts, places=places, problems=tuple(problems)))
     facts = trying(lambda: read_host_facts(settings), HostFacts())
     if facts.listed:
         problems.append(NOT_OFFERED)
         facts = HostFacts()
-    if problem := nvml_silence(facts):
+    if problem := source.find_silence(facts):
         return DraReading(None, problem)
     vfio = trying(lambda: read_vfio_facts(roots), VfioFacts())
     hardware = read_hardware(facts) if facts.gpus else Hardware()

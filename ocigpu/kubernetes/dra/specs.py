@@ -18,8 +18,7 @@ from ocigpu.core.actions import SOCKET_OPTIONS
 from ocigpu.core.errors import CdiError, HostError, OsErrorAs
 from ocigpu.core.facts import DeviceNode
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.offers import offer_gpus
-from ocigpu.gpus.offer import VOID, DeviceOffer, GenerateOptions
+from ocigpu.gpus.offer import VOID, GenerateOptions
 from ocigpu.gpus.tree import find_roots
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import read_vfio_facts
@@ -86,7 +85,6 @@ def make_claim_spec(claim: ClaimRef, allotted: Sequence[Allotted], driver: str, 
     family = family_of(allotted[0])
     wanted = GenerateOptions(
         mode="vfio" if family == "vfio" else "nvml",
-        name_strategies=("uuid",) if family == "nvidia" else ("index",),
         device_ids=tuple(names),
         all_device=False,
         hook_path=options.cdi_hook_path,
@@ -96,8 +94,8 @@ def make_claim_spec(claim: ClaimRef, allotted: Sequence[Allotted], driver: str, 
     if family == "vfio":
         draft = _vfio_draft(allotted, names, settings)
     else:
-        known = family == "nvidia"
-        offer = offer_gpus(node.facts, wanted, settings) if known else _offer_others(allotted, wanted, settings)
+        claimed = {each.device.id: each.device.name for each in allotted}
+        offer = load_vendor(family).offer_claimed(claimed, wanted, settings, node.facts)
         draft = make_draft(offer, wanted, hook_options(wanted, settings))
         ids = {str(name).lower(): each for name, each in names.items()}
         devices = (each._replace(name=ids[each.name.lower()]) for each in draft.devices)
@@ -111,18 +109,6 @@ def make_claim_spec(claim: ClaimRef, allotted: Sequence[Allotted], driver: str, 
             _join_mps(device["containerEdits"], mps_place(claim.uid, mps_group(shared[device["name"]]), allotted), mps)
     spec.pop("annotations")  # it is the claim's, however the host changes: no state of the host dates it
     return spec
-
-
-def _offer_others(allotted: Sequence[Allotted], wanted: GenerateOptions, settings: Settings) -> DeviceOffer:
-    """Return the offer of another vendor's GPUs, each asked for by itself: the host may have others than it was."""
-    found: dict[str, DeviceOffer] = {}
-    for device in (each.device for each in allotted):
-        offer = load_vendor(device.vendor).offer(wanted._replace(device_ids=(device.id,)), settings)
-        if len(offer.devices) != 1:
-            raise HostError("OCIGPU-DRA-3", f"{device.name}: it is cut into {len(offer.devices)} partitions now", "")
-        found[device.id] = offer
-    devices = tuple(offer.devices[0]._replace(name=id_) for id_, offer in found.items())
-    return next(iter(found.values()))._replace(devices=devices)
 
 
 def _as_made(device: DraDevice, node: DraNode) -> DraDevice:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import UNUSABLE, HostError
+from ocigpu.core.vendors import FIRST
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.configs import DeviceConfig
 from ocigpu.kubernetes.dra.devices import DraDevice
@@ -211,7 +212,7 @@ def _record(uid: str, data: Any) -> ClaimRecord:
             {},
             tuple(map(int, kept.get("memory") or ())),
             tuple(kept["profile"]) if kept.get("profile") else None,
-            str(kept.get("vendor", "nvidia")),
+            str(kept.get("vendor", FIRST)),
         )
         known = {name: value for name, value in each["config"].items() if name in DeviceConfig._fields}
         config = DeviceConfig(**known)

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
-from ocigpu.gpus.nvidia.hardware import Hardware, MigSize, family
+from ocigpu.gpus.nvidia.hardware import family
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
+from ocigpu.gpus.on_node import Hardware, MigSize
 from ocigpu.kubernetes.node.config import Configuration
 from ocigpu.kubernetes.node.devices import GPU_RESOURCE, mig_name, single_problem
 from ocigpu.kubernetes.node.sharing import DOMAIN

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from ocigpu.cdi.write import write_file
 from ocigpu.core.errors import HostError, OcigpuError, OsErrorAs, SettingsError
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.hardware import nvml_silence
 from ocigpu.gpus.pci import NVIDIA_VENDOR, read_functions
 from ocigpu.gpus.tree import find_roots, read_bytes
+from ocigpu.gpus.vendors import find_vendors, load_vendor
 from ocigpu.gpus.vfio.facts import GPU_CLASSES
 from ocigpu.kubernetes.cluster.api_server import (
     ApiServer,
@@ -195,7 +195,10 @@ class Labels(NamedTuple):
 
 
 def read_labels(settings: Settings, configuration: Configuration, now: float) -> Labels:
-    """Return the labels of this node as it is; asks NVML.  ``now``: Unix seconds, for the label with the time."""
+    """Return the labels of this node as it is; asks NVML.  ``now``: Unix seconds, for the label with the time.
+
+    Those of GPU feature discovery, and what every vendor whose driver the host has adds.
+    """
     options = configuration.options
     ours = host_settings(settings, options)
     node = read_node(ours, configuration)
@@ -207,6 +210,8 @@ def read_labels(settings: Settings, configuration: Configuration, now: float) ->
         labels, notes = make_machine_labels(models, configuration, around)
     else:
         labels, notes = make_labels(node.facts, configuration, node.hardware, around)
+    for name in find_vendors(ours):
+        labels |= load_vendor(name).read_labels(ours)
     return Labels(labels, notes, _silence(node, around))
 
 
@@ -222,8 +227,9 @@ def read_surroundings(sys: str, machine_type_file: str, timestamp: int | None) -
 def _silence(node: KubernetesNode, around: Surroundings) -> str:
     if not node.source and around.pci_classes:
         return node.inventory.reason or "the driver gives no answer"
-    if node.source == "nvml" and node.facts.gpus and (node.hardware.problem or nvml_silence(node.facts)):
-        return node.hardware.problem or "NVML gives no answer"
+    if node.source == "nvml" and node.facts.gpus:
+        silent = load_vendor(node.facts.vendor).find_silence(node.facts)
+        return node.hardware.problem or ("NVML gives no answer" if silent else "")
     return ""
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.hardware import nvml_silence
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.kubernetes.mps.daemon import ControlDaemon, Job, Times, find_program
 from ocigpu.kubernetes.mps.shares import control_commands, mps_directories, mps_problem, mps_root
 from ocigpu.kubernetes.node.config import Configuration, Told, read_configuration
@@ -66,7 +66,9 @@ def plan_daemons(node: KubernetesNode, configuration: Configuration, shm_size: s
     """Return the daemons that this node needs; no privilege, nothing is changed."""
     if configuration.sharing.strategy != "mps":
         return MpsPlan()
-    unheard = (node.hardware.problem or nvml_silence(node.facts)) if node.facts.gpus else ""
+    unheard = ""
+    if node.facts.gpus:
+        unheard = node.hardware.problem or load_vendor(node.facts.vendor).find_silence(node.facts)
     if node.source != "nvml" or unheard:
         return MpsPlan(problems=(node.inventory.reason or unheard or "there are no GPUs for MPS",), silent=True)
     jobs, problems, incomplete = {}, [], False

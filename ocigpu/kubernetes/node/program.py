@@ -6,14 +6,12 @@ and then only that process does.  A sign of life of events comes every few secon
 """
 
 import json
-import os
 import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ocigpu.core.facts import HostFacts
-from ocigpu.gpus.nvidia.nvml_child import DriverPlace
-from ocigpu.gpus.nvidia.nvml_process import VERBS, nvml_place
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.kubernetes.node.devices import Inventory
 from ocigpu.kubernetes.node.health import NO_INSTANCE, Event, Monitor
 from ocigpu.kubernetes.node.reader import ChildReader
@@ -43,25 +41,24 @@ class EventWatcher:
         self._stream = ModuleProcess(alone=True)
         self.fileno = self._stream.fileno
         """Returns what becomes readable with news, -1 while nothing is watched."""
-        self._key: tuple[str, ...] = ()
-        self._place = DriverPlace("")
+        self._words: tuple[str, ...] = ()
+        self._gpus: list[str] = []
         self._started = self._heard = 0.0
         self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
 
     def watch(self, facts: HostFacts, now: float) -> None:
-        """Watch the GPUs of these facts from now on; none without NVML.  The same GPUs are watched on."""
-        place = nvml_place(facts)
+        """Watch the GPUs of these facts from now on; none whose vendor has no way.  The same GPUs are watched on."""
         gpus = sorted(gpu.uuid for gpu in facts.gpus if not gpu.error)
-        key = (*place, *gpus) if place.library and gpus else ()
-        if key != self._key:
+        words = tuple(load_vendor(facts.vendor).watch_faults(facts)) if gpus else ()
+        if (words, gpus) != (self._words, self._gpus):
             self.close()
-            self._key, self._place = key, place
+            self._words, self._gpus = words, gpus
             self._retry.reset(now)
 
     def step(self, now: float) -> News:
         """Start, replace and read the process."""
         if self._stream.child is None:
-            return self._start(now) if self._key and now >= self._retry.due else News()
+            return self._start(now) if self._words and now >= self._retry.due else News()
         lines, ended = self._stream.read()
         if lines:
             self._heard = now
@@ -79,7 +76,7 @@ class EventWatcher:
 
     def _start(self, now: float) -> News:
         try:
-            self._stream.start(VERBS, "watch-events", str(os.getpid()), *self._place)
+            self._stream.start(*self._words)
         except OSError as error:
             return News(warnings=(self._fail(now, f"cannot be started: {error.strerror}"),))
         self._started = self._heard = now
@@ -92,7 +89,7 @@ class EventWatcher:
     def close(self) -> None:
         """Watch nothing any more."""
         self._stream.close()
-        self._key = ()
+        self._words, self._gpus = (), []
 
 
 def _parse(lines: list[bytes]) -> News:

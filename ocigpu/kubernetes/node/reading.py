@@ -9,11 +9,13 @@ from typing import NamedTuple
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
+from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.hardware import NOT_OFFERED, Hardware, read_hardware
-from ocigpu.gpus.nvidia.topology import numa_nodes, pair_scores, read_place, read_places
+from ocigpu.gpus.nvidia.topology import read_place
+from ocigpu.gpus.on_node import Hardware
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
 from ocigpu.gpus.tree import find_roots, normal_bus_id
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, VFIO_DRIVERS, read_vfio_facts
 from ocigpu.gpus.wsl import is_wsl
 from ocigpu.gpus.wsl.facts import read_wsl_facts
@@ -56,7 +58,7 @@ def read_node(settings: Settings, configuration: Configuration) -> KubernetesNod
     strategy = configuration.options.device_discovery_strategy
     if strategy == "vfio":
         return _read_vfio(settings, configuration)
-    node = _read_wsl(settings, configuration) if is_wsl(settings) else _read_nvml(settings, configuration)
+    node = _read_wsl(settings, configuration) if is_wsl(settings) else _read_driver(settings, configuration)
     if strategy == "auto" and not node.inventory.resources:
         machines = _read_vfio(settings, configuration)
         functions = read_functions(find_roots(settings).sys, NVIDIA_VENDOR)
@@ -66,17 +68,13 @@ def read_node(settings: Settings, configuration: Configuration) -> KubernetesNod
     return node
 
 
-def _read_nvml(settings: Settings, configuration: Configuration) -> KubernetesNode:
+def _read_driver(settings: Settings, configuration: Configuration) -> KubernetesNode:
     try:
-        facts = read_host_facts(settings)
+        gpus = load_vendor(FIRST).read_node(settings)
     except HostError as error:
         return KubernetesNode("", HostFacts(), Inventory(reason=error.message))
-    if facts.listed:
-        return KubernetesNode("", HostFacts(), Inventory(reason=NOT_OFFERED))
-    places = read_places(find_roots(settings).sys, facts.gpus)
-    hardware = read_hardware(facts)
-    inventory = make_inventory(facts, configuration, numa_nodes(places))
-    return KubernetesNode("nvml", facts, inventory, hardware, pair_scores(places, hardware))
+    inventory = make_inventory(gpus.facts, configuration, gpus.numa)
+    return KubernetesNode("nvml", gpus.facts, inventory, gpus.hardware, gpus.scores)
 
 
 def _read_wsl(settings: Settings, configuration: Configuration) -> KubernetesNode:

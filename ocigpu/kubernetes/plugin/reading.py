@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from ocigpu.core.errors import HostError
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.discover import read_host_facts
-from ocigpu.gpus.nvidia.hardware import nvml_silence
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.wsl import is_wsl
 from ocigpu.kubernetes.node.config import Configuration
 from ocigpu.kubernetes.node.reader import ChildReader, answer_requests
@@ -31,7 +31,7 @@ def read_again(before: KubernetesNode | None, settings: Settings, configuration:
             facts = read_host_facts(settings)
         except HostError:
             return Reading(read_node(settings, configuration))  # says why, or finds GPUs for virtual machines
-        if problem := nvml_silence(facts):
+        if problem := load_vendor(facts.vendor).find_silence(facts):
             return Reading(None, problem)
         if before and before.source == "nvml" and facts == before.facts and not before.hardware.problem:
             return Reading(before)

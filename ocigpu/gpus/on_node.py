@@ -1,0 +1,61 @@
+"""What the programs of a cluster's nodes know of a vendor's GPUs: the device plugin, labels, daemons of MPS."""
+
+from typing import Annotated, NamedTuple
+
+from pydantic import BeforeValidator
+
+from ocigpu.core.errors import printable
+from ocigpu.core.facts import HostFacts
+
+Text = Annotated[str, BeforeValidator(lambda value: printable(str(value), 96))]
+"""What closed code says."""
+
+
+class MigSize(NamedTuple):
+    """What a MIG device consists of; engines are counts."""
+
+    memory_mib: int = 0
+    multiprocessors: int = 0
+    gi_slices: int = 0
+    ci_slices: int = 0
+    copy: int = 0
+    decoder: int = 0
+    encoder: int = 0
+    jpeg: int = 0
+    ofa: int = 0
+
+
+class GpuDetails(NamedTuple):
+    """One GPU: ``clique`` is "<cluster uuid>.<clique id>" or "".
+
+    ``links``: NVLinks to other GPUs by their bus ids; ``switch_links``: those to NVSwitches.  ``migs``: by UUID.
+    """
+
+    uuid: Text
+    bus_id: Text = ""
+    memory_mib: int = 0
+    clique: Text = ""
+    switch_links: int = 0
+    links: "dict[str, int]" = {}
+    migs: "dict[str, MigSize]" = {}
+
+
+class Hardware(NamedTuple):
+    """``gpus`` by UUID; ``levels``: NVML's topology level by pairs of UUIDs; ``problem``: why nothing is known."""
+
+    gpus: "dict[str, GpuDetails]" = {}
+    levels: "dict[tuple[str, str], int]" = {}
+    problem: str = ""
+
+
+class NodeGpus(NamedTuple):
+    """``hardware``: what the driver says beyond the facts.
+
+    ``numa``: node by UUID, for the GPUs that have one; ``scores``: how well two GPUs are connected, by their UUIDs in
+    both orders.
+    """
+
+    facts: HostFacts
+    hardware: Hardware = Hardware()
+    numa: "dict[str, int]" = {}
+    scores: "dict[tuple[str, str], int]" = {}
