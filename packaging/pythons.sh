@@ -24,6 +24,7 @@ try_python() { # PYTHON PYTEST-OPTION...: once for each version
     "$place/bin/pip" install --quiet --disable-pip-version-check --use-pep517 ${OCIGPU_PIP_OPTIONS:-} -e '.[dev]'
     cksum pyproject.toml >"$place/made"
   fi
+  "$place/bin/python" packaging/kubernetes/get_helm.py "$place/bin"
   packaging/install.sh --bin "$place/bin" --venv "$place" --python "$1"
   "$place/bin/python" -m pytest -q -n "${WORKERS:-2}" -p no:cacheprovider -m "$tests" "${@:2}" | tee "$place/log" || status=$?
   cases=$(sed -n 's/^.*\b\([0-9]*\) passed.*$/\1/p' "$place/log") bad=$(sed -n 's/^.*\b\([0-9]*\) failed.*$/\1/p' "$place/log")

@@ -1,12 +1,15 @@
 """The chart rendered for the tests, and what is looked for in its objects."""
 
+import functools
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import yaml
 
 DEPLOYMENT = Path(__file__).parents[2] / "packaging/kubernetes"
@@ -93,6 +96,10 @@ def load_renderer() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules["render_chart"] = module
     spec.loader.exec_module(module)
+    try:
+        module.find_helm()
+    except module.ChartError as error:  # get_helm.py has one for x86-64 alone
+        module.find_helm = functools.partial(pytest.skip, str(error))
     return module
 
 
@@ -102,8 +109,14 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def objects(values: Mapping[str, Any], namespace: str = "gpu") -> list[Object]:
-    text = RENDERER.render(dict(values), namespace)
-    return [each for each in yaml.load_all(text, Loader=LOADER) if each]
+    return json.loads(_objects(json.dumps(values), namespace))
+
+
+@functools.cache
+def _objects(values: str, namespace: str) -> str:
+    """Return objects as JSON: each test may change its own."""
+    text = RENDERER.render(json.loads(values), namespace=namespace)
+    return json.dumps([each for each in yaml.load_all(text, Loader=LOADER) if each])
 
 
 def of_kind(found: list[Object], kind: str) -> dict[str, Object]:

@@ -764,5 +764,5 @@ def test_with_cilium_denials_hold_for_all_tenancies() -> None:
     ids=str,
 )
 def test_values_that_are_wrong_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(RENDERER.ChartError, match=r"^values.tenants"):
+    with pytest.raises(RENDERER.ChartError, match=r"^values .* at '/tenants"):
         RENDERER.tenants({"tenants": wrong})
