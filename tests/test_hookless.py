@@ -24,7 +24,7 @@ from ocigpu.bundle.rootfs import NeedsHookError
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.settings import Settings
 from ocigpu.sim.create import create_host
-from ocigpu.system import paths
+from ocigpu.system import libc, paths
 
 PROFILE = ("/etc/nvidia/profiles", [("10-container.conf", 0o444, "{}\n")], [])
 LINKS = ("/dev/dri/by-path", [], [("pci-0000:01:00.0-card", "../card0")])
@@ -210,13 +210,28 @@ def last_link_in_the_way(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [no_root, root_is_a_file, root_of_the_host, odd_cache, last_link_in_the_way])
-def test_what_needs_the_hook_changes_nothing(bundle: Path, settings: Settings, change: Callable[[Path], None]) -> None:
+def test_what_needs_the_hook_changes_nothing(
+    bundle: Path, settings: Settings, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     change(bundle)
     before = look(bundle) if change is not root_of_the_host else look(bundle / "other")
     with pytest.raises(NeedsHookError):
         declare(bundle, settings)
     assert before == (look(bundle) if change is not root_of_the_host else look(bundle / "other"))
-    assert paths._openat2_usable is None, "later paths are resolved by the kernel again"
+    asked: list[str] = []
+    real = libc.openat2
+
+    def openat2(root_fd: int, path: str, *more: int) -> int:
+        asked.append(path)
+        return real(root_fd, path, *more)
+
+    monkeypatch.setattr(libc, "openat2", openat2)
+    root_fd = os.open(bundle, os.O_PATH)
+    try:
+        os.close(paths.open_in_root(root_fd, "/", os.O_PATH))
+    finally:
+        os.close(root_fd)
+    assert asked, "later paths are resolved by the kernel again"
 
 
 @pytest.mark.parametrize("devices", ["7", "GPU-nonsense", "0:0"])

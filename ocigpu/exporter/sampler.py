@@ -34,15 +34,18 @@ class Orders(NamedTuple):
 
 
 class Sampler:
-    """At most one process at a time, also when one that was killed does not end: it may hold the driver's locks."""
+    """At most one process at a time, also when one that was killed does not end: it may hold the driver's locks.
 
-    def __init__(self, settings: Settings, deadline: float = DEADLINE) -> None:
+    ``deadline``: seconds that a sample may be late, which may be changed; ``retry``: when the next process is started.
+    """
+
+    def __init__(self, settings: Settings, deadline: float = DEADLINE, retry: Backoff | None = None) -> None:
         self._settings = settings
-        self._deadline = deadline
+        self.deadline = deadline
         self._orders: Orders | None = None
         self._stream = ModuleProcess(alone=True)
         self._heard = 0.0
-        self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
+        self._retry = retry or Backoff(FIRST_RETRY, LONGEST_RETRY)
 
     def order(self, orders: Orders) -> None:
         """Sample as these say from now on."""
@@ -60,8 +63,8 @@ class Sampler:
         assert self._orders
         now = time.monotonic()
         lines, ended = self._stream.wait(seconds)
-        if not (lines or ended) and now - self._heard > self._orders.interval + self._deadline:
-            return [self._replace(f"NVML did not answer within {self._orders.interval + self._deadline:g} s")]
+        if not (lines or ended) and now - self._heard > self._orders.interval + self.deadline:
+            return [self._replace(f"NVML did not answer within {self._orders.interval + self.deadline:g} s")]
         samples = [self._parse(line) for line in lines]
         if lines:
             self._heard = time.monotonic()

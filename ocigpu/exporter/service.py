@@ -74,7 +74,7 @@ class ExporterService:
         self._reload = threading.Event()
         self._known: dict[int, GpuSample] = {}
         self._seen: dict[str, GpuSample] = {}
-        self._sampler = Sampler(settings, deadline)
+        self.sampler = Sampler(settings, deadline)
         self._file = FollowedFile(options.collectors)
         self.collectors = self._read_collectors()
         host, port = parse_address(options.address)
@@ -83,7 +83,7 @@ class ExporterService:
     def run(self) -> None:
         """Collect and serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the list of metrics again."""
         with Signals() as signals:
-            for work in (self.web.serve_forever, self._collect):
+            for work in (self.web.serve_forever, self.collect):
                 threading.Thread(target=work, daemon=True).start()
             self.log("info", f"listening on port {self.web.server_port}", port=self.web.server_port)
             while not signals.stopping:
@@ -91,11 +91,12 @@ class ExporterService:
                 if signals.take_again():
                     self._reload.set()
         self.log("info", "ending")
-        self._sampler.kill()
+        self.sampler.kill()
 
     # collecting
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
+        """Sample and make pages for ever; a defect is told, and the work begins anew."""
         while True:
             try:
                 self._collect_on()
@@ -111,7 +112,7 @@ class ExporterService:
             if self._file.has_changed() | self._reload.is_set():
                 self._reload.clear()
                 self._read_again()
-            samples = self._sampler.wait(LOOK)
+            samples = self.sampler.wait(LOOK)
             good = [sample for sample in samples if not sample.error]
             for sample in samples:
                 if sample.error or sample is good[-1]:  # those that came while the kubelet was waited for are old
@@ -119,7 +120,7 @@ class ExporterService:
 
     def _order(self) -> None:
         options = self.options
-        self._sampler.order(
+        self.sampler.order(
             Orders(
                 tuple(collector.metric for collector in self.collectors),
                 options.collect_interval,

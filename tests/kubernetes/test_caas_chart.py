@@ -199,12 +199,14 @@ def test_its_rights_are_those_that_it_uses(cluster: Cluster, tmp_path: Path) -> 
             return {(verb, group, resource) for user, verb, group, resource in cluster.used if user == SERVICE}
 
         wait_for("every right", lambda: granted <= used(), on_failure=lambda: str(granted - used()))
-        store = cluster._objects["events.k8s.io/events"]
-        wait_for("the last event", lambda: any(each["reason"] == "Deleted" for each in list(store.values())))
+
+        def events() -> list[dict[str, Any]]:
+            return cluster.objects("Event", "events.k8s.io/v1")
+
+        wait_for("the last event", lambda: any(each["reason"] == "Deleted" for each in events()))
         assert used() == granted
         assert not [line for _, line in lab.lines if "forbidden" in line]
-        told = [each for _, each in sorted(cluster._objects["events.k8s.io/events"].items())]
-        about = [each for each in told if each["regarding"].get("namespace") == "tenant-landon"]
+        about = [each for each in events() if each["regarding"].get("namespace") == "tenant-landon"]
         by_pod = {name: [each["reason"] for each in about if each["regarding"]["name"] == name] for name in
                   (made.replace("_", "-"), other.replace("_", "-"))}  # fmt: skip
         assert list(by_pod.values()) == [["Created", "Ready", "Deleted"], ["Created", "Finished"]]
@@ -254,7 +256,7 @@ def test_whoever_takes_it_over_gets_no_further(cluster: Cluster, document: dict[
 def test_it_takes_away_what_is_its_own_alone(cluster: Cluster) -> None:
     cluster.create({**head("Secret", "other"), "type": "Opaque"})
     with pytest.raises(Problem, match="its containers only"):
-        cluster._do("DELETE", head("Secret", "other"), SERVICE, named=True)
+        cluster.do("DELETE", head("Secret", "other"), SERVICE, named=True)
     cluster.delete("Secret", "other", "tenant-landon")
 
 

@@ -179,7 +179,9 @@ def test_the_service_killed_at_any_moment(
             thread.join()
         service.kill()
     made = Counter(
-        event.object["metadata"]["name"] for event in cluster._events if event.key == "/pods" and event.type == "ADDED"
+        event.object["metadata"]["name"]
+        for event in cluster.history()
+        if event.key == "/pods" and event.type == "ADDED"
     )
     assert set(made.values()) == {1}, made.most_common(3)
     assert {container.replace("_", "-") for container in set(ids.values()) - deleted} <= set(made)

@@ -678,18 +678,24 @@ def test_one_tenancys_events_do_not_push_out_anothers(tmp_path: Path, monkeypatc
     store.close()
 
 
+def sql(directory: Path, *statements: str) -> list[Any]:
+    """Execute statements on the file of a store; returns the rows of the last one."""
+    with contextlib.closing(sqlite3.connect(directory / FILE, isolation_level=None)) as base:
+        return [base.execute(statement).fetchall() for statement in statements][-1]
+
+
 def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     store = store_of(tmp_path, [ACCEPTED])
     made = store.add("landon", container().request, {})
-    for statement in (
+    store.close()
+    sql(
+        tmp_path,
         "drop index sizes",
         "drop index events_of_tenancy",
         "drop table tenancies",
         "alter table containers drop column size",
-    ):
-        store._base.execute(statement)
-    store._base.execute("pragma user_version = 1")
-    store.close()
+        "pragma user_version = 1",
+    )
     store = store_of(tmp_path, [ACCEPTED])
     assert store.find(made.id) == made
     store.make_room("landon", 1)
@@ -703,9 +709,9 @@ def test_a_tenancys_whole_past_is_forgotten_in_parts(tmp_path: Path) -> None:
         store.note_deleting(made)
         store.note_gone(made)
     kept = store.add("landon", container().request, {}).id
-    left = [store._read("select count(*) from containers")[0][0]]
+    left = [sql(tmp_path, "select count(*) from containers")[0][0]]
     while store.forget():
-        left.append(store._read("select count(*) from containers")[0][0])
+        left.append(sql(tmp_path, "select count(*) from containers")[0][0])
     assert left == [2 * MAX_FORGOTTEN + 1, MAX_FORGOTTEN + 1, 1]
     assert store.find(kept)
     store.close()
@@ -719,8 +725,8 @@ def test_what_containers_printed_leaves_a_file_of_the_version_before(tmp_path: P
     other = store.add("landon", before, {}).id
     store.note_standing(made, ContainerStanding("failed", "exit_nonzero", "token=very-s3cret", exit_code=3))
     store.note_standing(other, ContainerStanding("failed", "image_pull_failed", "no such image"))
-    store._base.execute("pragma user_version = 2")
     store.close()
+    sql(tmp_path, "pragma user_version = 2")
     store = CaasStore(str(tmp_path), serving=True)
     shown = {one.id: view(one) for one in store.list_containers("landon")}
     assert (shown[made].reason, shown[made].detail, shown[made].exit_code) == ("exit_nonzero", "", 3)
@@ -793,8 +799,8 @@ def test_one_service_at_a_time(tmp_path: Path) -> None:
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     store = CaasStore(str(tmp_path))
-    store._base.execute("pragma user_version = 9")
     store.close()
+    sql(tmp_path, "pragma user_version = 9")
     with pytest.raises(Exception, match="newer ocigpu"):
         CaasStore(str(tmp_path))
 

@@ -249,7 +249,7 @@ def test_lists_that_are_maps_are_applied_by_their_keys(cluster):
         head = {"force": "true", "fieldManager": manager}
         document = {**body, "metadata": {"name": "one"}}
         content = "application/apply-patch+yaml"
-        return cluster._do("PATCH", document, sub="status", named=True, query=head, content=content)["status"]
+        return cluster.do("PATCH", document, sub="status", named=True, query=head, content=content)["status"]
 
     apply("a", "Ready", "Sane")
     assert [one["type"] for one in apply("b", "Other")["conditions"]] == ["Ready", "Sane", "Other"]

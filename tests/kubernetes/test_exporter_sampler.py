@@ -5,12 +5,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.process import is_alive, wait_for
+from support.process import is_alive, own_children, wait_for
 from support.product import SimulatedHost
 
 from ocigpu.core.settings import Settings
 from ocigpu.exporter.sample import Sample
-from ocigpu.exporter.sampler import STUCK, Orders, Sampler
+from ocigpu.exporter.sampler import FIRST_RETRY, LONGEST_RETRY, STUCK, Orders, Sampler
 from ocigpu.gpus.nvidia.on_node import find_library
 from ocigpu.system.service import Backoff
 from ocigpu.system.settings_file import read_settings
@@ -19,10 +19,21 @@ ORDERS = Orders(("DCGM_FI_DEV_GPU_TEMP",), 0.1, 300, 300)
 
 
 @pytest.fixture
-def sampler(simulated_host: SimulatedHost) -> Iterator[Sampler]:
-    found = Sampler(read_settings(str(simulated_host.settings)), deadline=60.0)
+def retry() -> Backoff:
+    """When the sampler starts its next process."""
+    return Backoff(FIRST_RETRY, LONGEST_RETRY)
+
+
+@pytest.fixture
+def sampler(simulated_host: SimulatedHost, retry: Backoff) -> Iterator[Sampler]:
+    found = Sampler(read_settings(str(simulated_host.settings)), deadline=60.0, retry=retry)
     yield found
     found.close()
+
+
+def children() -> set[int]:
+    """Return the processes that ask NVML, of this one."""
+    return own_children("ocigpu.exporter.sampler_child")
 
 
 def wait_for_sample(sampler: Sampler, seconds: float = 120) -> Sample:
@@ -37,10 +48,9 @@ def test_samples_come_until_the_end_of_the_process_that_wants_them(sampler: Samp
     sampler.order(ORDERS)
     found = wait_for_sample(sampler)
     assert [gpu.values for gpu in found.gpus] == [{"DCGM_FI_DEV_GPU_TEMP": 30}] * 8
-    child = sampler._stream.child
-    assert child
+    (child,) = children()
     sampler.close()
-    assert not is_alive(child.pid)
+    assert not is_alive(child)
 
 
 def test_other_orders_are_followed_at_once(sampler: Sampler) -> None:
@@ -53,48 +63,48 @@ def test_other_orders_are_followed_at_once(sampler: Sampler) -> None:
 def test_nvml_that_hangs_is_replaced_and_answers_again(sampler: Sampler, simulated_host: SimulatedHost) -> None:
     sampler.order(ORDERS)
     wait_for_sample(sampler)
-    child = sampler._stream.child
-    assert child
+    (child,) = children()
     faults = simulated_host.directory / "faults"
     faults.write_text("hang\n")
-    sampler._deadline = 1.0
+    sampler.deadline = 1.0
     try:
         while not (late := wait_for_sample(sampler)).error:
             pass
         assert late.error == "NVML did not answer within 1.1 s"
-        assert not is_alive(child.pid)
+        assert not is_alive(child)
     finally:
         faults.unlink()
-    sampler._deadline = 60.0
+    sampler.deadline = 60.0
     while wait_for_sample(sampler).error:
         pass
-    assert sampler._stream.child is not child
+    assert children() - {child}
 
 
 def test_no_second_process_is_started_beside_one_that_does_not_end(
-    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+    sampler: Sampler, retry: Backoff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler.order(ORDERS)
     wait_for_sample(sampler)
-    child = sampler._stream.child
-    assert child
+    (child,) = children()
     monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))  # stuck in the driver
-    sampler._retry = Backoff(3600.0)
+    retry.first = retry.longest = 3600.0
     sampler.close()
     assert [sample.error for sample in sampler.wait(0.1)] == [STUCK]
     assert sampler.wait(0.1) == [], "it is told at intervals"
-    sampler._retry.due = 0.0
+    retry.due = 0.0
     assert wait_for_sample(sampler).error == STUCK
-    assert sampler._stream.child is None
+    assert not children() - {child}
     monkeypatch.undo()
-    wait_for("its end", lambda: not sampler._stream.is_stuck())
-    sampler._retry.due = 0.0
-    assert not wait_for_sample(sampler).error
+
+    def works() -> bool:
+        retry.due = 0.0
+        return not wait_for_sample(sampler).error
+
+    wait_for("its end, and another process", works)
 
 
 def test_a_host_without_a_driver_has_a_reason() -> None:
-    sampler = Sampler(Settings(driver_root="/nonexistent"))
-    sampler._retry = Backoff(3600.0)
+    sampler = Sampler(Settings(driver_root="/nonexistent"), retry=Backoff(3600.0))
     sampler.order(ORDERS)
     assert wait_for_sample(sampler).error == "there is no NVML library below /nonexistent"
     assert sampler.wait(0.01) == [], "it waits before it looks again"

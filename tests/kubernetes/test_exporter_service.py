@@ -25,16 +25,31 @@ def service() -> Iterator[ExporterService]:
     found.web.close()
 
 
+def take(service: ExporterService, sample: Sample) -> None:
+    """Let the service collect one sample."""
+    samples = iter([sample])
+
+    def wait(_seconds: float) -> list[Sample]:
+        for one in samples:
+            return [one]
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(service.sampler, "wait", wait)
+        with pytest.raises(SystemExit):
+            service.collect()
+
+
 def test_values_outlive_a_failure_but_not_for_ever(service: ExporterService) -> None:
-    service._take(Sample((GPU,)))
-    service._take(Sample(error="it hangs"))
+    take(service, Sample((GPU,)))
+    take(service, Sample(error="it hangs"))
     assert TEMPERATURE in read_page(service.page.text.decode())
     own = read_page(service.own_metrics().decode())
     assert (value(own, "ocigpu_exporter_up"), value(own, "ocigpu_exporter_samples_total", result="failed")) == (0, 1)
     service.standing = service.standing._replace(sampled=time.monotonic() - 301)
-    service._take(Sample(error="it hangs"))
+    take(service, Sample(error="it hangs"))
     assert read_page(service.page.text.decode()) == {}
-    service._take(Sample((GPU,)))
+    take(service, Sample((GPU,)))
     assert TEMPERATURE in read_page(service.page.text.decode())
     assert value(read_page(service.own_metrics().decode()), "ocigpu_exporter_up") == 1
 
@@ -52,10 +67,10 @@ def test_a_defect_is_told_and_the_work_begins_anew(
             return [Sample((GPU._replace(values={TEMPERATURE: 1}),)), Sample((GPU,))]
         raise SystemExit
 
-    monkeypatch.setattr(service._sampler, "wait", wait)
+    monkeypatch.setattr(service.sampler, "wait", wait)
     monkeypatch.setattr("ocigpu.exporter.service.PAUSE", 0.0)
     with pytest.raises(SystemExit):
-        service._collect()
+        service.collect()
     assert "RuntimeError: a defect" in capsys.readouterr().out
     assert value(read_page(service.page.text.decode()), TEMPERATURE) == 40, "the latest of two samples"
     assert service.standing.done == 1
@@ -68,7 +83,7 @@ def test_a_gpu_that_nvml_does_not_know_is_lost_unless_the_driver_gave_it_up(
     service: ExporterService, listed: tuple[str, ...], expected: list[tuple[str, float]]
 ) -> None:
     other = GPU._replace(number=1, uuid="GPU-b", bus_id="00000000:02:00.0")
-    service._take(Sample((GPU, other)))
-    service._take(Sample((other._replace(number=0),), listed=("0000:02:00.0", *listed)))
+    take(service, Sample((GPU, other)))
+    take(service, Sample((other._replace(number=0),), listed=("0000:02:00.0", *listed)))
     page = read_page(service.page.text.decode())
     assert sorted((labels["UUID"], number) for labels, number in page["ocigpu_exporter_gpu_up"]) == expected

@@ -363,12 +363,14 @@ class Place:
             engine="containerd",
             config=str(self.config),
             restart="signal",
+            restart_seconds=60.0,
         )
-        self.installer = NodeInstaller(self.options, ENVIRONMENT, self.log, server.place)
+        self.server = server.place
+        self.installer = NodeInstaller(self.options, ENVIRONMENT, self.log, self.server)
+        self.host = HostEngine(self.options.host_root, self.options.engine, self.options.config, 60.0)
 
     def pid(self) -> int:
-        found = self.installer._engine.require()
-        return found.daemon.pid
+        return self.host.require().daemon.pid
 
 
 def make_tree(directory: Path, prefix: str) -> None:
@@ -472,7 +474,6 @@ def test_a_node_is_made_ready_used_and_set_back(
 ) -> None:
     before = {path: path.read_bytes() for path in place.engine.directory.glob("*.toml*")}
     first = place.pid()
-    place.installer._engine.seconds = 60.0
     place.installer.install()
     second = place.pid()
     assert second != first
@@ -485,7 +486,7 @@ def test_a_node_is_made_ready_used_and_set_back(
     sandbox, container = start_pod(place.engine, "ocigpu")
     try:
         assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
-        place.installer._engine.restart(place.installer._engine.require(), "signal")
+        place.host.restart(place.host.require(), "signal")
         assert gpus_in(place.engine, container) == [simulated_host.gpus[0], simulated_host.gpus[2]]
         assert not place.installer.remove()
         assert node() == {LABEL: "removing"}
@@ -510,7 +511,7 @@ def test_a_node_is_made_ready_used_and_set_back(
 @pytest.mark.engine
 def test_a_name_that_another_program_has_is_left_alone(place: Place, node: Callable[[], dict[str, str]]) -> None:
     options = place.options._replace(name="runc")
-    installer = NodeInstaller(options, ENVIRONMENT, place.log, place.installer._server)
+    installer = NodeInstaller(options, ENVIRONMENT, place.log, place.server)
     before = place.config.read_bytes()
     with pytest.raises(HostError, match="containerd has runc = "):
         installer.install()

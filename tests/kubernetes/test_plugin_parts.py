@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from kubernetes_lab import configured, host, inventory, shared
 from plugin_lab import GPU
+from support.process import own_children
 from support.product import SimulatedHost
 from support.trees import pci_function, write_tree
 
@@ -224,10 +227,26 @@ def test_silence_counts_after_a_while_and_not_without_probes() -> None:
     ],
     ids=["event", "signed", "life", "types", "list", "nonsense", "incomplete", "text", "unwatched"],
 )
-def test_lines_of_the_process_with_the_closed_library(line: bytes, found: tuple[Event, ...] | None) -> None:
-    news = node_program._parse([line])
+def test_lines_of_the_process_with_the_closed_library(
+    line: bytes, found: tuple[Event, ...] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What makes no sense costs the process its place."""
+    (tmp_path / "line").write_bytes(line + b"\n")
+    words = ["/bin/sh", "-c", 'cat "$0"; exec sleep 60', str(tmp_path / "line")]
+    monkeypatch.setattr(module_process, "command", lambda *_: words)
+    monkeypatch.setattr("ocigpu.gpus.nvidia.on_node.watch_faults", lambda _: ["module"])
+    watcher = node_program.EventWatcher()
+    watcher.watch(A100, 0.0)
+    watcher.step(0.0)
+    try:
+        select.select([watcher.fileno()], [], [])
+        news = watcher.step(0.0)
+    finally:
+        watcher.close()
     assert news.events == (found or ())
-    assert news.nonsense == (found is None)
+    assert [warning.partition(":")[0] for warning in news.warnings] == (
+        ["the process that waits for XIDs says what means nothing"] if found is None else []
+    )
 
 
 def test_a_process_that_ends_at_once_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,9 +290,11 @@ def test_gpus_that_report_no_xids_keep_the_process_waiting(
 
 def test_a_reader_that_ends_while_nothing_is_asked_wakes_nobody_for_ever() -> None:
     reader = hardware_reader()
-    reader._process.start(reader._module)
-    assert reader._process.child is not None
-    reader._process.child.kill()
+    reader.ask((Settings(driver_root="/nonexistent"), Configuration()), 0.0)
+    select.select([reader.fileno()], [], [])
+    assert reader.answer(0.0)
+    (child,) = own_children("ocigpu.kubernetes.plugin.reading")
+    os.kill(child, signal.SIGKILL)
     select.select([reader.fileno()], [], [])
     ended = reader.answer(0.0)
     assert ended is not None

@@ -77,7 +77,7 @@ def test_each_phase_is_an_event_and_one_that_fails_is_a_warning(cluster: Cluster
     settle(controller)
     cluster.delete("NetworkPolicy", "ocigpu-tenancy", SPACE)
     settle(controller)
-    found = [each for _, each in sorted(cluster._objects["events.k8s.io/events"].items())]
+    found = cluster.objects("Event", "events.k8s.io/v1")
     assert [(each["reason"], each["type"]) for each in found] == [
         ("Ready", "Normal"), ("Provisioning", "Warning"), ("Ready", "Normal"),
     ]  # fmt: skip

@@ -374,8 +374,8 @@ def test_only_the_scheduler_binds_pods(cluster: Cluster) -> None:
     body = {"target": {"kind": "Node", "name": "node-1"}, "metadata": {"annotations": {"cdi.k8s.io/x": "y"}}}
     head = {"kind": "Pod", "metadata": {"name": "p", "namespace": "tenant-landon"}}
     with pytest.raises(Problem, match="controller's"):
-        cluster._do("POST", head, SERVICE, "binding", named=True, body=body)
-    cluster._do("POST", head, "system:kube-scheduler", "binding", named=True, body={"target": body["target"]})
+        cluster.do("POST", head, SERVICE, "binding", named=True, body=body)
+    cluster.do("POST", head, "system:kube-scheduler", "binding", named=True, body={"target": body["target"]})
     assert cluster.get("Pod", "p", "tenant-landon")["spec"]["nodeName"] == "node-1"
     cluster.delete("Pod", "p", "tenant-landon", gracePeriodSeconds=0)
 

@@ -27,7 +27,7 @@ def new_kernel() -> None:
 
 def old_kernel() -> None:
     """Without openat2 and without the mount calls of Linux 5.2."""
-    paths._openat2_usable = False
+    paths.use_walk(True)
     apply._FORCE_MOUNT2 = True
 
 

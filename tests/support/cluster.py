@@ -250,34 +250,39 @@ class Cluster:
     # What tests do themselves; each raises Problem.
 
     def create(self, document: Object, user: str = ADMIN) -> Object:
-        return self._do("POST", document, user)
+        return self.do("POST", document, user)
 
     def update(self, document: Object, sub: str = "", user: str = ADMIN) -> Object:
-        return self._do("PUT", document, user, sub, named=True)
+        return self.do("PUT", document, user, sub, named=True)
 
     def patch(self, kind: str, name: str, patch: Object, namespace: str | None = None, sub: str = "") -> Object:
         """Merge patch; ``sub="status"`` for the status."""
         head = {"kind": kind, "metadata": {"name": name, "namespace": namespace or ""}}
-        return self._do("PATCH", head, ADMIN, sub, named=True, body=patch)
+        return self.do("PATCH", head, ADMIN, sub, named=True, body=patch)
 
     def delete(self, kind: str, name: str, namespace: str | None = None, **options: Any) -> None:
         head = {"kind": kind, "metadata": {"name": name, "namespace": namespace or ""}}
-        self._do("DELETE", head, ADMIN, named=True, body=options)
+        self.do("DELETE", head, ADMIN, named=True, body=options)
 
     def bind(self, pod: str, namespace: str, node: str) -> None:
         """Do what the scheduler does."""
         head = {"kind": "Pod", "metadata": {"name": pod, "namespace": namespace}}
-        self._do("POST", head, ADMIN, "binding", named=True, body={"target": {"kind": "Node", "name": node}})
+        self.do("POST", head, ADMIN, "binding", named=True, body={"target": {"kind": "Node", "name": node}})
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
-        return self._do("GET", {"kind": kind, "metadata": {"name": name, "namespace": namespace or ""}}, named=True)
+        return self.do("GET", {"kind": kind, "metadata": {"name": name, "namespace": namespace or ""}}, named=True)
 
     def exists(self, kind: str, name: str, namespace: str | None = None) -> bool:
         return (namespace or "", name) in self._store(self._find(kind))
 
-    def objects(self, kind: str) -> list[Object]:
+    def objects(self, kind: str, api_version: str | None = None) -> list[Object]:
         with self._changed:
-            return copy.deepcopy([found for _, found in sorted(self._store(self._find(kind)).items())])
+            return copy.deepcopy([found for _, found in sorted(self._store(self._find(kind, api_version)).items())])
+
+    def history(self) -> list["Event"]:
+        """Return what has happened to objects, as watches tell it."""
+        with self._changed:
+            return list(self._events)
 
     def apply_manifests(self, path: Path | str) -> None:
         """Create or replace the objects of a file or of the files of a directory, as an administrator."""
@@ -289,11 +294,15 @@ class Cluster:
     def apply(self, document: Object, manager: str = "kubectl") -> Object:
         """Server-side apply, with force."""
         query = {"fieldManager": manager, "force": "true"}
-        return self._do("PATCH", document, named=True, query=query, content="application/apply-patch+yaml")
+        return self.do("PATCH", document, named=True, query=query, content="application/apply-patch+yaml")
 
     def fail(self, times: int, status: int, method: str | None = None, path: str | None = None) -> None:
         """Answer the next requests with this status; 0: the connection is closed.  ``path``: a regular expression."""
         self._failures.append([times, status, method, path])
+
+    def recover(self) -> None:
+        """Fail no more."""
+        self._failures.clear()
 
     @contextlib.contextmanager
     def stall(self, path: str) -> Iterator[None]:
@@ -318,9 +327,7 @@ class Cluster:
             self._oldest = int(resource_version or self._version)
             self._events = [event for event in self._events if event.version > self._oldest]
 
-    # Serving
-
-    def _do(
+    def do(
         self,
         method: str,
         document: Object,
@@ -331,6 +338,7 @@ class Cluster:
         query: dict[str, str] | None = None,
         content: str = "application/merge-patch+json",
     ) -> Object:
+        """Send a request about an object, as a user."""
         kind = self._find(document["kind"], document.get("apiVersion"))
         metadata = document["metadata"]
         version = document.get("apiVersion", "").rpartition("/")[2] or next(reversed(kind.versions))
@@ -340,6 +348,8 @@ class Cluster:
         body = document if body is None else body
         body = copy.deepcopy(body)
         return self.serve(Request(who, method, kind, version, namespace, name, sub, query or {}, content, body))[1]
+
+    # Serving
 
     def _find(self, name: str, api_version: str | None = None) -> Kind:
         group = None if api_version is None else api_version.rpartition("/")[0]

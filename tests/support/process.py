@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Completed = subprocess.CompletedProcess[str]
@@ -94,3 +94,14 @@ def child_of(pid: int) -> int:
     """Return the one child that a process has, whichever of its threads has started it: proc(5), "children"."""
     (child,) = (int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split())
     return child
+
+
+def own_children(word: str) -> set[int]:
+    """Return the children of this process that have a word on their command line, whichever thread has started them."""
+    found = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in path.read_text().split():
+            with suppress(OSError):  # ended since
+                if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    found.add(int(pid))
+    return found
