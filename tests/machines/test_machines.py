@@ -83,4 +83,5 @@ def test_what_the_machines_run_is_there() -> None:
     names = [name for line in chosen for name in line.removeprefix("chosen=").split(",") if name != "$chosen"]
     assert len(names) > 2
     for name in names:
-        assert (REPOSITORY / name.removeprefix("--ignore=")).exists(), name
+        file, _, function = name.rpartition("=")[2].partition("::")
+        assert f"def {function}" in (REPOSITORY / file).read_text() if function else (REPOSITORY / file).exists(), name
