@@ -19,7 +19,7 @@ fi
 export PYTHONDONTWRITEBYTECODE=1 NO_MKDOCS_2_WARNING=1
 "$venv/bin/python" packaging/documents.py site build/site-source "${1:-}"
 case ${1:-build} in
-  build) exec "$venv/bin/mkdocs" build --strict --clean --config-file build/site-source/mkdocs.yml ;;
+  build) exec "$venv/bin/mkdocs" build --strict --clean --site-dir "$PWD/build/site" --config-file build/site-source/mkdocs.yml ;;
   *)
     program=$1
     shift

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ocigpu.cli.front.main import COMMANDS, find_command
+from ocigpu.cli.front.manual import read_page, words_below
+
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 DECISIONS = REPOSITORY / "docs/decisions"
@@ -78,3 +81,19 @@ def test_every_place_that_waits_for_hardware_is_in_the_list() -> None:
     assert {
         str(path.relative_to(REPOSITORY)) for path in files if "What hardware has yet to confirm" in path.read_text()
     } == listed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_commands_in_code_have_the_options_that_are_typed(page: Path) -> None:
+    text = page.read_text()
+    code = re.findall(r"^(?: {4,}|[$#] )(?:[$#] )?(?:[A-Z_]+=\S+ )*ocigpu ([a-z][^#\n]*)", text, re.MULTILINE)
+    code += re.findall(r"`ocigpu ([a-z][^`\n]*)`", text)
+    for line in code:
+        words = re.split(r"&&|\||;| -- ", line)[0].split()
+        name, rest = find_command(words)
+        assert name in COMMANDS or (words_below(name, COMMANDS) and not [word for word in rest if word[0] != "-"]), line
+        manual = read_page(name)
+        known = {flag for word in manual.options.values() for flag in word.flags} | {"--help"}
+        known |= set(re.findall(r"--?[a-z][a-z.-]*", " ".join(manual.sections.values())))
+        typed = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+        assert typed <= known, line

@@ -19,7 +19,7 @@ NAME = re.compile(
     rf"""\b{INSTALLERS}\b{WORDS}\s{VERBS}{WORDS}\s['"]?ocigpu(?![\w./@'-]?[\w./@-])"""
     r"|\buvx\s+ocigpu\b|/simple/ocigpu\b"
 )
-PLACES = ("ocigpu", "docs", "packaging", "README.md", "CONTRIBUTING.md", "Makefile", "bench", ".ci")
+PLACES = ("ocigpu", "docs", "packaging", "README.md", "CONTRIBUTING.md", "Makefile", "bench", ".ci", ".github")
 TEXTS = {".py", ".md", ".toml", ".txt", ".sh", ".yml", ".yaml", ".html", ".service", ".in", ".spec", ""}
 
 
