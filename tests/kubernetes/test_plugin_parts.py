@@ -7,10 +7,13 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from kubernetes_lab import configured, host, inventory, shared
 from plugin_lab import GPU
@@ -25,8 +28,10 @@ from ocigpu.core.errors import SettingsError, UsageError
 from ocigpu.core.facts import DeviceNode, FeatureNodes
 from ocigpu.core.settings import Settings
 from ocigpu.exporter.options import OPTIONS as EXPORTER_OPTIONS
-from ocigpu.gpus.nvidia import nvml_verbs
+from ocigpu.gpus.nvidia import nvml_verbs, on_node
+from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
 from ocigpu.kubernetes.api.listener import MAX_STREAMS, Feed
+from ocigpu.kubernetes.api.services import REGISTRATION, serve
 from ocigpu.kubernetes.node import on_host
 from ocigpu.kubernetes.node import program as node_program
 from ocigpu.kubernetes.node.config import OPTIONS, Configuration, Told, parse_flags, read_configuration
@@ -234,7 +239,7 @@ def test_lines_of_the_process_with_the_closed_library(
     (tmp_path / "line").write_bytes(line + b"\n")
     words = ["/bin/sh", "-c", 'cat "$0"; exec sleep 60', str(tmp_path / "line")]
     monkeypatch.setattr(module_process, "command", lambda *_: words)
-    monkeypatch.setattr("ocigpu.gpus.nvidia.on_node.watch_faults", lambda _: ["module"])
+    monkeypatch.setattr(on_node, "watch_faults", lambda _: ["module"])
     watcher = node_program.EventWatcher()
     watcher.watch(A100, 0.0)
     watcher.step(0.0)
@@ -251,7 +256,7 @@ def test_lines_of_the_process_with_the_closed_library(
 
 def test_a_process_that_ends_at_once_is_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_process, "command", lambda *_: ["/bin/echo", "{}"])
-    monkeypatch.setattr("ocigpu.gpus.nvidia.on_node.watch_faults", lambda _: ["module"])
+    monkeypatch.setattr(on_node, "watch_faults", lambda _: ["module"])
     watcher = node_program.EventWatcher()
     now, warnings = 0.0, list[str]()
     watcher.watch(A100, now)
@@ -429,22 +434,40 @@ class Call:
         raise RuntimeError(text)
 
 
-def test_two_plugins_of_one_resource_take_it_from_each_other_ever_more_rarely() -> None:
+def test_two_plugins_of_one_resource_take_it_from_each_other_ever_more_rarely(tmp_path: Path) -> None:
     said: list[str] = []
     log = ServiceLog(False)
     log.once = lambda _topic, _level, text, **_: said.append(text)  # type: ignore[method-assign]
-    registration = Registration("/nowhere/kubelet.sock", "nvidia.com/gpu", lambda: None, log, 10.0)
-    waits = []
-    for now in (*range(0, 200, 20), 1000):
-        registration._with, registration._since = (1,), now  # it was taken
-        assert not registration.holds(now + 9)
-        assert registration.holds(now + 10)
-        registration.renew(now + 10, "the kubelet no longer listens")
-        waits.append(round(registration._retry.due - now - 10))
-    assert waits == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30, 30]
-    registration._with, registration._since = (1,), 2000
-    registration.renew(2400, "the kubelet no longer listens")
-    assert said[-1] == "nvidia.com/gpu: the kubelet no longer listens: registering again in 1 s", "it was a good one"
+    answered = threading.Event()
+    kubelet = grpc.server(ThreadPoolExecutor(1))
+    kubelet.add_generic_rpc_handlers((serve(REGISTRATION, {"Register": lambda _request, _context: pb.Empty()}),))
+    kubelet.add_insecure_port(f"unix://{tmp_path}/kubelet.sock")
+    kubelet.start()
+    registration = Registration(str(tmp_path / "kubelet.sock"), "nvidia.com/gpu", answered.set, log, 10.0)
+
+    def take(now: int) -> None:
+        answered.clear()
+        registration.step(now, (now,))  # another kubelet each time: it is asked at once
+        assert answered.wait(60)
+        registration.step(now, (now,))
+
+    def wait_after(now: int) -> str:
+        registration.renew(now, "the kubelet no longer listens")
+        return said[-1].removeprefix("nvidia.com/gpu: the kubelet no longer listens: registering again in ")
+
+    try:
+        waits = []
+        for now in (*range(0, 200, 20), 1000):
+            take(now)
+            assert not registration.holds(now + 9)
+            assert registration.holds(now + 10)
+            waits.append(wait_after(now + 10))
+        assert waits == [f"{seconds} s" for seconds in (1, 2, 4, 8, 16, 30, 30, 30, 30, 30, 30)]
+        take(2000)
+        assert wait_after(2400) == "1 s", "it was a good one"
+    finally:
+        registration.cancel()
+        kubelet.stop(None).wait()
 
 
 def test_streams_tell_what_is_new_and_at_their_end_what_is_left() -> None:

@@ -84,7 +84,7 @@ def test_the_loader_is_found_whatever_a_directory_lists_first(
     assert read(tmp_path).libc == libc
     fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     try:
-        assert loader._musl_file(fd) == (f"/etc/ld-musl-{MACHINE}.path" if libc == "musl" else "")
+        assert loader.read_loader_facts(fd).musl_file == (f"/etc/ld-musl-{MACHINE}.path" if libc == "musl" else "")
     finally:
         os.close(fd)
 
