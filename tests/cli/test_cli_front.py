@@ -231,7 +231,7 @@ sys.stdout.flush()
 print("", *sorted(set(sys.modules) - before), sep="\\n@", file=sys.stderr)
 """
 FRONT = {"ocigpu", "ocigpu.cli", "ocigpu.cli.front.main", "ocigpu.cli.front.manual", "ocigpu.cli.front.arguments"}
-FRONT |= {"ocigpu.cli.front", "ocigpu.core", "ocigpu.core.errors", "ocigpu.core.record"}
+FRONT |= {"ocigpu.cli.front", "ocigpu.core", "ocigpu.core.errors", "ocigpu.core.record", "ocigpu.core.signatures"}
 LIGHT = {
     "os",
     "stat",

@@ -7,9 +7,10 @@ import pytest
 
 from ocigpu.cdi.hook_words import HOOK_NAMES
 from ocigpu.cli.front import manual
-from ocigpu.cli.front.arguments import REQUIRED, Parameter, parameters_of, parse
+from ocigpu.cli.front.arguments import Parameter, parameters_of, parse
 from ocigpu.cli.front.main import COMMANDS, PROGRAM, load_command
 from ocigpu.cli.front.manual import Word, read_page, read_short, render_help
+from ocigpu.core.signatures import REQUIRED
 from ocigpu.gpus.offer import FEATURE_FLAGS, MODES, NAME_STRATEGIES
 
 ALL = {" ".join(name.split()[:depth]) for name in COMMANDS for depth in range(4)}

@@ -9,10 +9,11 @@ import os
 
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.core.record import NamedTuple
+from ocigpu.core.signatures import REQUIRED, SignatureParameter, parameters_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ocigpu.cli.front.manual import Manual
@@ -34,8 +35,6 @@ COMMAND = "COMMAND..."
 """The metavar of an argument that is a command line of its own: from its first word on, options are not ocigpu's."""
 CO_GENERATOR = 0x20
 """As in ``inspect``, which is not imported: such a command has --json (:func:`ocigpu.cli.front.show.answer`)."""
-REQUIRED = object()
-"""The default of what has to be given."""
 WORDS_OF_BOOLS = {
     **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
     **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
@@ -79,17 +78,14 @@ def takes(*makers: "Callable[..., Any]") -> "Callable[[Callable[..., Any]], Call
 def parameters_of(function: "Callable[..., Any]", page: "Manual") -> list[Parameter]:
     """Return the parameters of a command; those of what it takes come last."""
     makers = getattr(function, "takes", ())
-    declared = list(_declared(function))[len(makers) :]
+    declared = _declared(function)[len(makers) :]
     for maker in makers:
         declared += _declared(maker)
     options = {word.flags[0].lstrip("-").replace(".", "-").replace("-", "_"): word for word in page.options.values()}
     found = []
-    for position, (name, annotation, default) in enumerate(declared):
-        limits = annotation.__metadata__[0] if hasattr(annotation, "__metadata__") else Range()
-        kind = getattr(annotation, "__origin__", annotation)  # of Annotated, and of list[str]
-        if limits != Range():
-            kind = getattr(kind, "__args__", (kind,))[0]  # of a number that may be None
-        kind = kind if kind in (str, bool, int, float) else list
+    for position, (name, annotation, default, notes) in enumerate(declared):
+        limits = next((note for note in notes if isinstance(note, Range)), Range())
+        kind = annotation if annotation in (str, bool, int, float) else list
         if position < len(page.arguments):
             found.append(Parameter(name, (), kind, default, limits, page.arguments[position].metavar))
         elif word := options.get(name.rstrip("_")):
@@ -114,25 +110,17 @@ def options_of(page: "Manual") -> list[Parameter]:
     ]
 
 
-def _declared(function: "Callable[..., Any]") -> "Iterator[tuple[str, Any, Any]]":
-    """Yield name, annotation and default of a function's or a record's parameters, without the price of ``inspect``."""
-    if fields := getattr(function, "_fields", ()):
-        known = function._field_defaults  # type: ignore[attr-defined] # of a NamedTuple, as _fields
-        yield from ((name, function.__annotations__[name], known.get(name, REQUIRED)) for name in fields)
-        return
-    code, defaults = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[: code.co_argcount]
-    required = len(names) - len(defaults)
-    for number, name in enumerate(names):
-        yield name, function.__annotations__[name], REQUIRED if number < required else defaults[number - required]
-    if code.co_flags & CO_GENERATOR:
-        yield "json", bool, False
+def _declared(function: "Callable[..., Any]") -> list[SignatureParameter]:
+    found = parameters_in(function)
+    if not hasattr(function, "_fields") and function.__code__.co_flags & CO_GENERATOR:
+        found.append(SignatureParameter("json", bool, False))
+    return found
 
 
 def call(function: "Callable[..., Any]", values: "dict[str, Any]") -> "Any":
     """Call a command with the values of its parameters; returns its exit status, None for 0."""
     makers = getattr(function, "takes", ())
-    made = [maker(**{name: values.pop(name) for name, _, _ in _declared(maker)}) for maker in makers]
+    made = [maker(**{one.name: values.pop(one.name) for one in parameters_in(maker)}) for maker in makers]
     if not function.__code__.co_flags & CO_GENERATOR:
         return function(*made, **values)
     from ocigpu.cli.front.show import answer

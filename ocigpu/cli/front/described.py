@@ -12,7 +12,8 @@ import typer
 from typer.main import get_command
 
 from ocigpu.cli.front import manual
-from ocigpu.cli.front.arguments import COMMAND, HELP, REQUIRED, Parameter, call, parameters_of
+from ocigpu.cli.front.arguments import COMMAND, HELP, Parameter, call, parameters_of
+from ocigpu.core.signatures import REQUIRED
 
 
 def make_app(commands: Mapping[str, Callable[..., Any] | None], lenient: Sequence[str] = ()) -> Any:
