@@ -17,8 +17,8 @@ from support.programs import held_port
 from ocigpu.system.service import ServiceLog
 from ocigpu.tenants.service.cluster import ClusterClient
 from ocigpu.tenants.service.keeper import KeeperPace
+from ocigpu.tenants.service.request import TenantRules
 from ocigpu.tenants.service.server import CaasServer, ServiceOptions
-from ocigpu.tenants.service.web import TenantRules
 
 SEED = {"container-url": "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubi8", "tenancy": "landon"}
 """The payload of the document that the service was asked for in."""
@@ -74,11 +74,11 @@ class Lab:
 
     @property
     def admin(self) -> str:
-        return self.server.store.add_key(None, ["admin"], "tests", None)[0]
+        return self.server.store.keys.add(None, ["admin"], "tests", None)[0]
 
     def key(self, tenancy: str = "landon", *scopes: str) -> str:
         wanted = scopes or ("containers:read", "containers:write", "logs:read")
-        return self.server.store.add_key(tenancy, wanted, "tests", None)[0]
+        return self.server.store.keys.add(tenancy, wanted, "tests", None)[0]
 
     def open(self, method: str, path: str, key: str = "", body: Any = None, **headers: str) -> http.client.HTTPResponse:
         """Send a request; its answer may be a stream."""

@@ -15,7 +15,7 @@ from support.process import wait_for
 from tenancy_lab import SERVICE, install, make_controller, pod, settle, tenancy
 
 from ocigpu.cli.front.main import main
-from ocigpu.tenants.service.web import TenantRules
+from ocigpu.tenants.service.request import TenantRules
 
 VALUES: dict[str, Any] = {
     "caas": {

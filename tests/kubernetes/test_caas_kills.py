@@ -46,7 +46,7 @@ class Service:
         self.config = cluster.write_kubeconfig(directory / "kubeconfig")
         store = CaasStore(str(self.state))
         words = ("containers:read", "containers:write", "logs:read")
-        self.key = store.add_key("landon", words, "tests", None)[0]
+        self.key = store.keys.add("landon", words, "tests", None)[0]
         store.close()
         self.port = port
         self.child = self.start()

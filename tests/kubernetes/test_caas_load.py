@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,23 @@ import pytest
 from caas_lab import Lab, ended, make_lab, running
 from support.process import wait_for
 
-from ocigpu.tenants.service import intake, server, web
+from ocigpu.tenants.service import about, events, intake, logs, server, web
+from ocigpu.tenants.service.endpoints import Endpoint
 from ocigpu.tenants.service.health import DEAD, HealthServer
-from ocigpu.tenants.service.intake import MAX_DEPTH, MAX_NUMBER, MAX_VALUES, Rates, Turns, check_shape
+from ocigpu.tenants.service.intake import (
+    MAX_BODY,
+    MAX_DEPTH,
+    MAX_NUMBER,
+    MAX_VALUES,
+    Rates,
+    Turns,
+    check_shape,
+    read_model,
+)
 from ocigpu.tenants.service.models import ContainerRequest
 from ocigpu.tenants.service.problems import Refusal
-from ocigpu.tenants.service.web import MAX_BODY, Api, read_model
+from ocigpu.tenants.service.request import STREAM
+from ocigpu.tenants.service.web import Api
 
 PATH = "/v1/containers"
 CONNECTIONS = 128
@@ -69,6 +80,17 @@ def probe(lab: Lab, path: str = "/healthz") -> tuple[int, bytes]:
         return answer.status, answer.read()
 
 
+def when_health_is_shown(monkeypatch: pytest.MonkeyPatch, note: Callable[[], None]) -> None:
+    answer = Api._answer
+
+    async def note_and_answer(api: Api, endpoint: Endpoint, *more: Any) -> Any:
+        if endpoint.handler is about.show_health:
+            note()
+        return await answer(api, endpoint, *more)
+
+    monkeypatch.setattr(Api, "_answer", note_and_answer)
+
+
 def test_one_tenancys_requests_wait_for_each_other_and_nobody_else_for_them(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,14 +105,8 @@ def test_one_tenancys_requests_wait_for_each_other_and_nobody_else_for_them(
         assert go.wait(60)
         return read_model(model, body)
 
-    healthy = Api.show_health
-
-    async def show_health(api: Api, ask: Any) -> Any:
-        order.append("health")
-        return await healthy(api, ask)
-
     monkeypatch.setattr(web, "read_model", read)
-    monkeypatch.setattr(Api, "show_health", show_health)
+    when_health_is_shown(monkeypatch, lambda: order.append("health"))
     with contextlib.ExitStack() as all_:
         many = [all_.enter_context(send(lab, evil, b"[]"))]
         assert held.wait(60)
@@ -269,7 +285,7 @@ def test_others_have_their_turn_while_a_long_log_is_read(lab: Lab, monkeypatch: 
     lab.wait(key, made, "finished")
     lab.server.store.keep_log(made, b"2026-11-23T10:02:00Z x\n" * 20_000)
     sent = 0
-    lines = Api._lines
+    lines = logs.read_lines
 
     async def count(*words: Any) -> AsyncIterator[Any]:
         nonlocal sent
@@ -277,15 +293,9 @@ def test_others_have_their_turn_while_a_long_log_is_read(lab: Lab, monkeypatch: 
             sent += 1
             yield line
 
-    monkeypatch.setattr(Api, "_lines", count)
+    monkeypatch.setattr(logs, "read_lines", count)
     seen: list[int] = []
-    healthy = Api.show_health
-
-    async def show_health(api: Api, ask: Any) -> Any:
-        seen.append(sent)
-        return await healthy(api, ask)
-
-    monkeypatch.setattr(Api, "show_health", show_health)
+    when_health_is_shown(monkeypatch, lambda: seen.append(sent))
     with lab.open("GET", f"{PATH}/{made}/logs", key) as answer:
         assert lab.ask("GET", "/healthz").status == 200
         assert len(answer.read().splitlines()) == 20_000
@@ -297,22 +307,22 @@ def test_others_have_their_turn_while_a_long_log_is_read(lab: Lab, monkeypatch: 
 def test_streams_of_one_tenancy_share_an_overview(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     key = lab.key()
     made: list[str] = []
-    overview = Api._overview
+    overview = events.make_overview
 
-    def count(api: Api, ask: Any) -> Any:
-        made.append(ask.principal.tenancy)
-        return overview(api, ask)
+    def count(request: Any) -> Any:
+        made.append(request.principal.tenancy)
+        return overview(request)
 
-    monkeypatch.setattr(Api, "_overview", count)
-    monkeypatch.setattr(web, "SETTLE", 2.0)
+    monkeypatch.setattr(events, "make_overview", count)
+    monkeypatch.setattr(events, "SETTLE", 2.0)
     keeper = lab.server.keeper
     assert keeper
     before, begun = keeper.bell.rings, time.monotonic()
     with contextlib.ExitStack() as all_:
-        for one in [all_.enter_context(lab.open("GET", "/v1/overview", key, Accept=web.STREAM)) for _ in range(16)]:
+        for one in [all_.enter_context(lab.open("GET", "/v1/overview", key, Accept=STREAM)) for _ in range(16)]:
             assert one.readline() == b"event: overview\n"
             assert one.readline().startswith(b"data: {")
-        assert len(made) <= 1 + keeper.bell.rings - before + (time.monotonic() - begun) // web.SETTLE
+        assert len(made) <= 1 + keeper.bell.rings - before + (time.monotonic() - begun) // events.SETTLE
 
 
 # health

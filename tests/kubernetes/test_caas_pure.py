@@ -21,9 +21,12 @@ from starlette.responses import Response
 
 from ocigpu.tenants.service.auth import Principal
 from ocigpu.tenants.service.cluster import ClusterClient, ClusterError, ShortLines, httpx
+from ocigpu.tenants.service.containers import check_request, secret_values, view
 from ocigpu.tenants.service.cursors import make_cursor, read_cursor
+from ocigpu.tenants.service.database import FILE
 from ocigpu.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.tenants.service.image import REGISTRIES, check_registry, parse_image
+from ocigpu.tenants.service.intake import read_model
 from ocigpu.tenants.service.keeper import plan_of, wait_at_most
 from ocigpu.tenants.service.lifecycle import (
     MAX_JUDGED,
@@ -42,9 +45,9 @@ from ocigpu.tenants.service.pods import (
     plan_volumes,
 )
 from ocigpu.tenants.service.problems import PROBLEMS, Refusal
+from ocigpu.tenants.service.request import MAX_STREAMS, ApiRequest, ServiceState, TenantRules
 from ocigpu.tenants.service.server import audit_text
 from ocigpu.tenants.service.store import (
-    FILE,
     MAX_FORGOTTEN,
     CaasStore,
     StoredContainer,
@@ -52,17 +55,7 @@ from ocigpu.tenants.service.store import (
     StoreLimits,
     new_id,
 )
-from ocigpu.tenants.service.web import (
-    MAX_STREAMS,
-    Api,
-    Ask,
-    TenantRules,
-    _Path,
-    judge,
-    read_model,
-    secret_values,
-    view,
-)
+from ocigpu.tenants.service.web import _Path
 
 D = "sha256:" + "a" * 64
 ACCEPTED = 1795428000.0
@@ -143,7 +136,7 @@ MOUNT = {"server": "nfs.example", "path": "/exports/landon/data", "target": "/da
 def container(**wanted: Any) -> StoredContainer:
     rules = TenantRules(exports=("nfs.example:/exports/{tenancy}",))
     asked = request(**wanted)
-    made = judge(asked, "landon", rules)
+    made = check_request(asked, "landon", rules)
     return StoredContainer(
         "ctr_01",
         "landon",
@@ -273,7 +266,7 @@ def test_an_export_is_mounted_without_programs_of_other_users() -> None:
 def test_what_has_a_shape_and_cannot_be(wanted: dict[str, Any], code: str) -> None:
     rules = TenantRules(exports=("nfs.example:/exports/{tenancy}",) if "landonx" in str(wanted) else ())
     with pytest.raises(Refusal) as caught:
-        judge(request(**wanted), "landon", rules)
+        check_request(request(**wanted), "landon", rules)
     assert caught.value.code == code
 
 
@@ -330,7 +323,7 @@ def test_any_body_is_a_container_or_refused(value: dict[str, Any]) -> None:
     for body in (value, {**SEED, **value}):
         with contextlib.suppress(Refusal):
             wanted: Any = read_model(ContainerRequest, json.dumps(body).encode())
-            made = judge(wanted, "landon", TenantRules(exports=("nfs.example:/",)))
+            made = check_request(wanted, "landon", TenantRules(exports=("nfs.example:/",)))
             secrets = secret_values(wanted, made)
             plan = ContainerPlan("ctr_01", "landon", json.loads(json.dumps(made)))
             json.dumps([plan_pod(plan, PodOptions(), SPEC), plan_secrets(plan, secrets)]).encode()
@@ -489,19 +482,19 @@ def test_ids_sort_by_time() -> None:
 def test_a_key_is_kept_as_a_hash_and_ends(tmp_path: Path) -> None:
     now = [ACCEPTED]
     store = store_of(tmp_path, now)
-    key, kept = store.add_key("landon", ["containers:read"], "x", ACCEPTED + 60)
-    assert store.check_key(key) == kept
+    key, kept = store.keys.add("landon", ["containers:read"], "x", ACCEPTED + 60)
+    assert store.keys.check(key) == kept
     secret = key.rpartition("_")[2] if key.count("_") == 2 else key.split("_", 2)[2]
     files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert secret.encode() not in files
     wrong = ("", "ocigpu_", "ocigpu_x_y", key[:-1], key + "x", key.replace(kept.id, "0" * 12))
-    assert [store.check_key(one) for one in wrong] == [None] * len(wrong)
+    assert [store.keys.check(one) for one in wrong] == [None] * len(wrong)
     now[0] += 60
-    assert store.check_key(key) is None
-    other, kept = store.add_key(None, ["admin"], "y", None)
-    assert store.revoke_key(kept.id)
-    assert store.check_key(other) is None
-    assert not store.revoke_key("none")
+    assert store.keys.check(key) is None
+    other, kept = store.keys.add(None, ["admin"], "y", None)
+    assert store.keys.revoke(kept.id)
+    assert store.keys.check(other) is None
+    assert not store.keys.revoke("none")
     store.close()
 
 
@@ -554,7 +547,7 @@ def test_the_values_of_secrets_leave_every_file_of_the_store(tmp_path: Path) -> 
     assert left("printed by a tenant") == []
     later = add()
     store.note_made(later)
-    store._unclean = True
+    store.database.unclean = True
     store.close()
     CaasStore(str(tmp_path), serving=True).close()
     assert left() == []
@@ -668,13 +661,13 @@ def test_who_is_alive_and_who_is_over_is_told_by_ids(tmp_path: Path) -> None:
 
 
 def test_one_tenancys_events_do_not_push_out_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocigpu.tenants.service.store.MAX_EVENTS", 20)
+    monkeypatch.setattr("ocigpu.tenants.service.event_log.MAX_EVENTS", 20)
     store = store_of(tmp_path, [ACCEPTED])
     quiet, noisy = (store.add(tenancy, container().request, {}).id for tenancy in ("quiet", "noisy"))
     for number in range(300):
         store.note_standing(noisy, ContainerStanding("booting", ("", "unknown")[number % 2]))
-    assert [one.container for one in store.events(0, "quiet")] == [quiet]
-    assert len(store.events(0, "noisy", limit=1000)) <= 120
+    assert [one.container for one in store.events.after(0, "quiet")] == [quiet]
+    assert len(store.events.after(0, "noisy", limit=1000)) <= 120
     store.close()
 
 
@@ -700,6 +693,15 @@ def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
     assert store.find(made.id) == made
     store.make_room("landon", 1)
     store.close()
+    store_of(tmp_path / "new", [ACCEPTED]).close()
+    assert columns_of(tmp_path) == columns_of(tmp_path / "new"), "schema.sql and from-N.sql make the same"
+
+
+def columns_of(directory: Path) -> list[Any]:
+    """Return the columns of every table and index of a store's file, and its version."""
+    names = sql(directory, "select name, type from sqlite_master order by name")
+    columns = [sql(directory, f"pragma {kind}_xinfo('{name}')") for name, kind in names]
+    return [*names, *columns, sql(directory, "pragma user_version")]
 
 
 def test_a_tenancys_whole_past_is_forgotten_in_parts(tmp_path: Path) -> None:
@@ -731,7 +733,7 @@ def test_what_containers_printed_leaves_a_file_of_the_version_before(tmp_path: P
     shown = {one.id: view(one) for one in store.list_containers("landon")}
     assert (shown[made].reason, shown[made].detail, shown[made].exit_code) == ("exit_nonzero", "", 3)
     assert (shown[other].reason, shown[other].detail) == ("image_pull_failed", "no such image")
-    assert "no such image" in str(store.events(0))
+    assert "no such image" in str(store.events.after(0))
     assert not any(b"very-s3cret" in one.read_bytes() for one in tmp_path.iterdir())
     store.close()
 
@@ -781,7 +783,7 @@ def test_an_end_is_an_end_and_a_phase_that_was_known_is_known(tmp_path: Path) ->
     found = store.find(made.id)
     assert found
     assert (found.standing.lifecycle, found.standing.phases) == ("finished", {"queued": 1.0, "pull": 2.0})
-    assert [one.lifecycle for one in store.events(0)] == ["accepted", "running", "finished"]
+    assert [one.lifecycle for one in store.events.after(0)] == ["accepted", "running", "finished"]
     store.close()
 
 
@@ -790,8 +792,8 @@ def test_one_service_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="another service has it"):
         CaasStore(str(tmp_path), serving=True)
     beside = CaasStore(str(tmp_path))
-    key, _ = beside.add_key(None, ["admin"], "", None)
-    assert first.check_key(key)
+    key, _ = beside.keys.add(None, ["admin"], "", None)
+    assert first.keys.check(key)
     beside.close()
     first.close()
     CaasStore(str(tmp_path), serving=True).close()
@@ -837,15 +839,15 @@ def test_a_mark_at_the_begin_of_a_body_is_ignored() -> None:
 
 def test_a_stream_that_nobody_takes_keeps_no_place() -> None:
     nothing: Any = None
-    api = Api(nothing, nothing, TenantRules(), (), nothing, lambda _line: None, nothing)
+    service = ServiceState(nothing, nothing, TenantRules(), nothing, b"")
 
     async def parts() -> AsyncIterator[str]:
         yield "x"
 
     async def serve(request: Request) -> Response:
-        ask = Ask(request, Principal("key:x", "landon", ()), {}, b"", None, "", "")
-        answer = api._open_stream(ask, parts(), "text/plain")
-        assert len(api._streams) == 1
+        asked = ApiRequest(request, Principal("key:x", "landon", ()), service, b"", {}, {})
+        answer = asked.open_stream(parts(), "text/plain")
+        assert len(service.streams) == 1
         if "never" in request.scope:
             raise OSError
         return answer
@@ -863,34 +865,34 @@ def test_a_stream_that_nobody_takes_keeps_no_place() -> None:
                 await _Path(serve)(scope, receive, gone)
 
     asyncio.run(send())
-    assert not api._streams
+    assert not service.streams
 
 
 def test_the_next_tenancy_of_a_name_has_nothing_of_the_one_before(tmp_path: Path) -> None:
     now = [ACCEPTED]
     store = store_of(tmp_path, now)
     assert store.note_tenancy("landon", "u-1", ACCEPTED - 60) == []
-    key, _ = store.add_key("landon", ["containers:read"], "", None)
-    admin, _ = store.add_key(None, ["admin"], "", None)
+    key, _ = store.keys.add("landon", ["containers:read"], "", None)
+    admin, _ = store.keys.add(None, ["admin"], "", None)
     made = store.add("landon", container().request, {"A": "b"}, "key", b"body").id
     store.keep_log(made, b"private")
     now[0] += 60
-    new, _ = store.add_key("landon", ["containers:read"], "", None)  # made before it was noticed
+    new, _ = store.keys.add("landon", ["containers:read"], "", None)  # made before it was noticed
     assert store.list_tenancies() == ["landon"]
     assert store.note_tenancy("landon", "u-1") == []
     assert store.note_tenancy("landon", "u-2", now[0]) == [made]
-    assert [bool(store.check_key(one)) for one in (key, new, admin)] == [False, True, True]
-    assert (store.list_containers("landon"), store.events(0, "landon")) == ([], [])
+    assert [bool(store.keys.check(one)) for one in (key, new, admin)] == [False, True, True]
+    assert (store.list_containers("landon"), store.events.after(0, "landon")) == ([], [])
     assert (store.read_log(made), store.replay("landon", "key", b"body")) == (None, None)
     left = store.find(made)
     assert left
     assert (store.list_live(), left.deleting, left.tenancy) == ([made], True, "landon~u-1")
     store.note_gone(made)
     assert store.note_tenancy("landon", "") == []  # it is deleted
-    assert store.check_key(new) is None
-    later, _ = store.add_key("landon", ["containers:read"], "", None)  # made before the tenancy is
+    assert store.keys.check(new) is None
+    later, _ = store.keys.add("landon", ["containers:read"], "", None)  # made before the tenancy is
     assert store.note_tenancy("landon", "u-3", now[0] + 60) == []
-    assert store.check_key(later)
+    assert store.keys.check(later)
     store.close()
 
 

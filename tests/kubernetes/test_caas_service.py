@@ -29,11 +29,12 @@ from ocigpu.core.errors import HostError
 from ocigpu.tenants.service.auth import OidcOptions, TokenReader
 from ocigpu.tenants.service.cluster import ClusterClient
 from ocigpu.tenants.service.endpoints import ENDPOINTS, problems_of
+from ocigpu.tenants.service.intake import MAX_BODY
 from ocigpu.tenants.service.keeper import KeeperPace
 from ocigpu.tenants.service.models import LINKED, UNLINKED
 from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.request import TenantRules
 from ocigpu.tenants.service.server import CaasServer, ServiceOptions
-from ocigpu.tenants.service.web import MAX_BODY, TenantRules
 
 PATH = "/v1/containers"
 MOUNT = {"server": "nfs.example", "path": "/exports/landon/a", "target": "/data"}
@@ -273,9 +274,9 @@ def test_a_key_of_a_former_tenancy_is_none_of_its_names_next(lab: Lab) -> None:
     head = {"apiVersion": "ocigpu.io/v1alpha1", "kind": "Tenancy", "metadata": {"name": "renamed"}}
     store = lab.server.store
     for method, path, body in (("POST", PATH, {"image": "ubuntu"}), ("GET", "/v1/quotas", None)):
-        store.clock = lambda: time.time() - 60
+        store.keys.clock = lambda: time.time() - 60
         old = lab.key("renamed")
-        store.clock = time.time
+        store.keys.clock = time.time
         lab.cluster.delete("Tenancy", "renamed")
         lab.cluster.create({**head, "spec": {}})
         answer = lab.ask(method, path, old, body)

@@ -15,11 +15,11 @@ import pytest
 from caas_lab import SCHEDULED, SEED, Lab, ended, main_status, make_lab, running
 from support.process import wait_for
 
-from ocigpu.tenants.service import server, web
+from ocigpu.tenants.service import events, intake, request, server, web
 from ocigpu.tenants.service.cluster import ClusterClient
 from ocigpu.tenants.service.keeper import PARALLEL, KeeperPace
+from ocigpu.tenants.service.request import TenantRules
 from ocigpu.tenants.service.store import CaasStore
-from ocigpu.tenants.service.web import TenantRules
 
 PATH = "/v1/containers"
 STREAM = "text/event-stream"
@@ -202,7 +202,7 @@ def test_a_log_is_followed_from_before_the_container_runs(lab: Lab, key: str) ->
 
 
 def test_one_credential_has_so_many_streams(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "MAX_STREAMS", 2)
+    monkeypatch.setattr(request, "MAX_STREAMS", 2)
     key = lab.key()
     made = lab.run(key)
     first, second = (lab.open("GET", f"{PATH}/{made}/events", key) for _ in range(2))
@@ -217,12 +217,12 @@ def test_one_credential_has_so_many_streams(lab: Lab, monkeypatch: pytest.Monkey
 
 
 def test_a_stream_ends_with_its_key(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "KEEP_ALIVE", 0.05)
+    monkeypatch.setattr(events, "KEEP_ALIVE", 0.05)
     key = lab.key()
     number = lab.ask("GET", "/v1/me", key).body["actor"].partition(":")[2]
     with lab.open("GET", "/v1/events", key, Accept=STREAM) as answer:
         assert answer.readline()
-        assert lab.server.store.revoke_key(number)
+        assert lab.server.store.keys.revoke(number)
         answer.read()  # comes to its end
 
 
@@ -238,7 +238,7 @@ def test_who_waits_is_told_nothing_once_the_key_is_revoked(lab: Lab) -> None:
     waiting = threading.Thread(target=lambda: answers.append(lab.ask("GET", wanted, key)))
     waiting.start()
     wait_for("somebody to wait", lambda: len(keeper.bell._waiting) > others)
-    assert lab.server.store.revoke_key(number)
+    assert lab.server.store.keys.revoke(number)
     lab.set_status(made, **running())
     waiting.join()
     assert (answers[0].status, answers[0].body["code"]) == (401, "credential_invalid")
@@ -251,7 +251,7 @@ def test_a_followed_log_ends_with_its_key(lab: Lab) -> None:
     lab.set_status(made, **running())
     with lab.open("GET", f"{PATH}/{made}/logs?follow=1", key) as answer:
         assert answer.readline() == b"line 0\n"
-        assert lab.server.store.revoke_key(number)
+        assert lab.server.store.keys.revoke(number)
         lab.cluster.log("tenant-landon", made.replace("_", "-"), LINES[1])
         assert answer.read() == b""
 
@@ -283,7 +283,7 @@ def test_a_tenancy_whose_cluster_is_slow_holds_up_itself_only(lab: Lab, monkeypa
 
 
 def test_a_body_that_does_not_come_is_refused(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(intake, "BODY_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", lab.server.port), timeout=60) as connection:
         head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: 10\r\n\r\n{{".encode())
@@ -482,7 +482,7 @@ def test_the_cluster_may_be_away_when_a_pod_is_to_be_made(lab: Lab, key: str) ->
     lab.pod(made)
     lab.cluster.fail(2, 503, "POST", "/pods$")
     lab.pod(lab.run(key))
-    reasons = [one.reason for one in lab.server.store.events(0, "", made)]
+    reasons = [one.reason for one in lab.server.store.events.after(0, "", made)]
     assert "cluster_unavailable" in reasons
 
 

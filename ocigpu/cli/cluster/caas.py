@@ -56,9 +56,9 @@ def serve_command(
         from ocigpu.tenants.service.image import REGISTRIES
         from ocigpu.tenants.service.models import LINKED, UNLINKED
         from ocigpu.tenants.service.pods import PodOptions
+        from ocigpu.tenants.service.request import TenantRules
         from ocigpu.tenants.service.server import CaasServer, ServiceOptions
         from ocigpu.tenants.service.store import StoreLimits
-        from ocigpu.tenants.service.web import TenantRules
     from ocigpu.system.service import ServiceLog
 
     algorithms = tuple(oidc_algorithm or ("RS256", "ES256", "EdDSA"))
@@ -93,7 +93,7 @@ def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "") -> "
         from ocigpu.tenants.service.store import CaasStore
     kept_in = CaasStore(store)
     try:
-        key, kept = kept_in.add_key(None, ["admin"], label, None)
+        key, kept = kept_in.keys.add(None, ["admin"], label, None)
     finally:
         kept_in.close()
     yield {"id": kept.id, "key": key}

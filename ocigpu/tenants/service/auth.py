@@ -40,6 +40,11 @@ class Principal(NamedTuple):
     expires: float | None = None
     issuer: str = ""
 
+    @property
+    def payer(self) -> str:
+        """Whose share of the service is used: the tenancy's, with all of its credentials, or the admin's own."""
+        return self.tenancy or self.actor
+
     def may(self, scope: str) -> bool:
         """Whether this is permitted."""
         return scope in self.scopes or "admin" in self.scopes
@@ -58,6 +63,10 @@ class Principal(NamedTuple):
         if named and named != self.tenancy:
             raise Refusal("tenancy_mismatch", f"the body names {quoted(named)}, the credential is of {self.tenancy}")
         return self.tenancy
+
+    def narrow(self, named: str) -> str:
+        """Return the tenancy whose things a list shows; "" for those of all, which only an admin may see."""
+        return named if self.tenancy is None else self.choose_tenancy(named)
 
 
 class OidcOptions(NamedTuple):
@@ -203,10 +212,18 @@ async def read_credential(header: str, store: CaasStore, tokens: Sequence[TokenR
     if scheme.lower() != "bearer" or not text or len(text) > MAX_TOKEN or not text.isascii():
         raise Refusal("credential_invalid", "Authorization: not a bearer credential")
     if text.startswith("ocigpu_"):
-        key = store.check_key(text)
+        key = store.keys.check(text)
         if not key:
             raise Refusal("credential_invalid", "the API key is unknown, revoked or over")
         return Principal(f"key:{key.id}", key.tenancy, key.scopes, key.expires)
     if not tokens:
         raise Refusal("credential_invalid", "only API keys are accepted here")
     return await tokens[0].read(text)
+
+
+def still_holds(principal: Principal, store: CaasStore) -> bool:
+    """Tell whether a credential is still valid, for requests that take long."""
+    if principal.expires is not None and principal.expires <= store.clock():
+        return False
+    kind, _, number = principal.actor.partition(":")
+    return kind != "key" or store.keys.find(number) is not None

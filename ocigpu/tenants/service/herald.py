@@ -11,10 +11,11 @@ from ocigpu.kubernetes.cluster.announce import make_event
 from ocigpu.kubernetes.cluster.names import namespace_name
 from ocigpu.system.service import Backoff, ServiceLog
 from ocigpu.tenants.service.cluster import ClusterClient, ClusterError
+from ocigpu.tenants.service.event_log import StoredEvent
 from ocigpu.tenants.service.keeper import Bell, KeeperPace
 from ocigpu.tenants.service.lifecycle import REASONS
 from ocigpu.tenants.service.pods import object_name
-from ocigpu.tenants.service.store import CaasStore, StoredEvent
+from ocigpu.tenants.service.store import CaasStore
 
 REFUSED: Final = ("admission_denied", "quota_exceeded")
 ENDED: Final = {"running": "Ready", "finished": "Finished"}
@@ -26,14 +27,14 @@ class Herald:
     def __init__(self, store: CaasStore, cluster: ClusterClient, bell: Bell, log: ServiceLog, pace: KeeperPace) -> None:
         self._store, self._cluster, self._bell, self._log = store, cluster, bell, log
         self._pause = Backoff(pace.first, pace.longest)
-        self._last = store.last_event()
+        self._last = store.events.last()
 
     async def run(self) -> None:
         """Tell until cancelled."""
         with self._bell.hear() as heard:
             while True:
                 heard.clear()
-                found = self._store.events(self._last)
+                found = self._store.events.after(self._last)
                 for event in found:
                     self._last = event.id
                     await self._tell(event)

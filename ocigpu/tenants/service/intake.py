@@ -1,4 +1,4 @@
-"""How much of the service one credential gets: how large a body's JSON may be, how often, and in whose turn.
+"""What of a request is read, and how much of the service one credential gets: its body's size, how often, whose turn.
 
 One thread answers everybody.  What a request can make it do is bounded before it does it; what still takes
 milliseconds is done for one request at a time, and between two of them whatever else is ready goes first.
@@ -9,11 +9,21 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from weakref import WeakValueDictionary
 
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from ocigpu.core import rawjson
+from ocigpu.core.errors import printable, quoted
 from ocigpu.tenants.service.problems import Refusal
 
+MAX_BODY = 1 << 20
+MAX_DRAIN = 8 << 20
+"""Read and thrown away of a body that is too large: most clients read the answer only after they have sent all."""
+BODY_SECONDS = 30.0
+"""For a body to come."""
 MAX_VALUES, MAX_DEPTH, MAX_NUMBER = 4096, 8, 32
 """Names and values of a body, how deep they are in each other, and letters of a number: a container with as many
 arguments, variables, secrets and mounts as it may have needs 3,500, four deep."""
@@ -41,6 +51,66 @@ def check_shape(body: bytes) -> None:
             raise Refusal("request_invalid", f"the body is more than {MAX_DEPTH} objects and lists deep")
         if kind == 4 and token.end() - token.start() > MAX_NUMBER:
             raise Refusal("request_invalid", f"a number or word of the body has more than {MAX_NUMBER} letters")
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body, of at most MAX_BODY bytes however they come; raises Refusal."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal("media_type", f"Content-Type {quoted(kind, 80)}")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MAX_DRAIN:
+        raise Refusal("body_too_large")
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size <= MAX_BODY:
+                    parts.append(part)
+                elif size > MAX_DRAIN:
+                    break
+    except TimeoutError as error:
+        raise Refusal("body_too_slow") from error
+    if size > MAX_BODY:
+        raise Refusal("body_too_large")
+    return b"".join(parts)
+
+
+async def throw_away_body(request: Request) -> None:
+    """Read what is left of a body that nobody wants: who is cut off while he sends does not read why."""
+    size = 0
+    # RuntimeError: it was read to its end
+    with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_BODY:
+                    break
+
+
+def read_model(model: type[BaseModel], body: bytes) -> BaseModel:
+    """Return what a body says; raises Refusal (request_invalid) that names each wrong place, and no value."""
+    check_shape(body)
+    try:
+        value = rawjson.parse(body.decode("utf-8-sig"))  # a mark at the begin may be ignored: RFC 8259 section 8.1
+    except (ValueError, RecursionError) as error:
+        raise Refusal("request_invalid", f"the body is not JSON: {printable(str(error), 200)}") from error
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        places = [
+            {"pointer": _pointer(one["loc"]), "detail": printable(one["msg"], 300)}
+            for one in error.errors(include_url=False, include_input=False, include_context=False)[:20]
+        ]
+        first = places[0]
+        raise Refusal("request_invalid", f"{first['pointer']}: {first['detail']}", places) from error
+
+
+def _pointer(place: Sequence[int | str]) -> str:
+    """Return a JSON pointer in the form of a fragment: RFC 6901 section 6."""
+    parts = [str(one)[:300].replace("~", "~0").replace("/", "~1") for one in place if one != "[key]"]
+    return printable("#" + "".join(f"/{part}" for part in parts), 300)
 
 
 class Turns:

@@ -8,11 +8,11 @@ started.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import printable
-from ocigpu.tenants.service.models import FINAL
+from ocigpu.tenants.service.models import FINAL, Lifecycle
 from ocigpu.tenants.service.pods import MAIN
 from ocigpu.tenants.service.problems import WORDS
 
@@ -32,7 +32,7 @@ _FABRIC = re.compile(
 class ContainerStanding(NamedTuple):
     """Where a container is.  Times are seconds since 1970; ``phases``: seconds by name."""
 
-    lifecycle: str
+    lifecycle: Lifecycle
     reason: str = ""
     detail: str = ""
     exit_code: int | None = None
@@ -69,7 +69,7 @@ def read_standing(pod: Fields, accepted: float, events: Sequence[Fields] = ()) -
     return found._replace(phases=dict(_phases(pod, found, accepted, events)))
 
 
-def _judge(pod: Fields, status: Fields, container: Fields, events: Sequence[Fields]) -> tuple[str, str, str]:
+def _judge(pod: Fields, status: Fields, container: Fields, events: Sequence[Fields]) -> tuple[Lifecycle, str, str]:
     """Return lifecycle, reason and detail."""
     phase = status.get("phase") or "Pending"
     state = container.get("state") or {}
@@ -90,7 +90,8 @@ def _judge(pod: Fields, status: Fields, container: Fields, events: Sequence[Fiel
     waiting = state.get("waiting") or {}
     reason = str(waiting.get("reason") or "")
     if known := _WAITING.get(reason):
-        lifecycle = "pulling" if known == "image_pull_failed" else "booting" if known != "restarting" else "running"
+        lifecycles: Mapping[str, Lifecycle] = {"image_pull_failed": "pulling", "restarting": "running"}
+        lifecycle = lifecycles.get(known, "booting")
         ended = (container.get("lastState") or {}).get("terminated") or {}
         if known == "restarting" and ended:
             return lifecycle, known, ": ".join(filter(None, _why_ended(ended)))
@@ -108,7 +109,7 @@ def _judge(pod: Fields, status: Fields, container: Fields, events: Sequence[Fiel
     return "booting", unusual, _text(f"{reason}: {waiting.get('message') or ''}") if unusual else ""
 
 
-def _judge_ended(phase: str, status: Fields, ended: Fields) -> tuple[str, str, str]:
+def _judge_ended(phase: str, status: Fields, ended: Fields) -> tuple[Lifecycle, str, str]:
     reason = str(status.get("reason") or "")
     if phase == "Succeeded":
         return "finished", "completed", ""
@@ -199,6 +200,16 @@ def read_time(text: Any) -> float | None:
         return datetime.fromisoformat(str(text)).timestamp() if text else None
     except ValueError:
         return None
+
+
+def write_time(at: float) -> str:
+    """Return seconds since 1970 in RFC 3339's form, in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def write_time_of(at: float | None) -> str | None:
+    """Return the same, None for None."""
+    return None if at is None else write_time(at)
 
 
 def _text(value: Any) -> str:

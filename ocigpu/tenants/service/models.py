@@ -1,15 +1,29 @@
 """What comes in and goes out of the service, as pydantic models; the OpenAPI document is made of them."""
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    create_model,
+    model_validator,
+)
+
+from ocigpu.tenants.service.problems import Refusal
 
 TENANCY = r"^[a-z0-9]([-a-z0-9]{0,54}[a-z0-9])?$"
 """Names of tenancies: their namespace, tenant-NAME, is a DNS label (RFC 1123)."""
-LIFECYCLES = (
+Lifecycle = Literal[
     "accepted", "queued", "scheduling", "booting", "pulling", "running", "stopping", "finished", "failed",
-)  # fmt: skip
+]  # fmt: skip
+LIFECYCLES: tuple[Lifecycle, ...] = get_args(Lifecycle)
 """In the order in which a container goes through them; the last two are final."""
 FINAL = ("finished", "failed")
 LINKED = (1, 2, 4, 8)
@@ -78,7 +92,8 @@ class PullCredentials(_Model):
     password: Text = Field(min_length=1, max_length=16384)
 
 
-def _describe_both_names(schema: dict[str, Any]) -> None:
+def _describe(schema: dict[str, Any], model: "type[ContainerRequest]") -> None:
+    schema["properties"]["gpus"]["enum"] = list(model.counts)
     schema["properties"]["image"] = {**schema["properties"]["container-url"], "description": "container-url, shorter"}
     schema["oneOf"] = [{"required": ["container-url"]}, {"required": ["image"]}]
     schema["required"] = [name for name in schema.get("required", []) if name != "container-url"]
@@ -89,13 +104,15 @@ def _describe_both_names(schema: dict[str, Any]) -> None:
 class ContainerRequest(_Model):
     """A container to run."""
 
-    model_config = ConfigDict(json_schema_extra=_describe_both_names)
+    counts: ClassVar[tuple[int, ...]] = LINKED
+    """Of GPUs that a container can have."""
+    model_config = ConfigDict(json_schema_extra=_describe)
 
     image: StrictStr = Field(alias="container-url", min_length=1, max_length=1024, description="reference of an image")
     tenancy: Annotated[StrictStr, Field(pattern=TENANCY)] | None = Field(
         None, description="default: that of the credential, which it must be unless the key is an admin's"
     )
-    gpus: StrictInt = Field(1, description="GPUs; which numbers there are depends on the service: see nvlink_partition")
+    gpus: StrictInt = Field(1, description="GPUs: see nvlink_partition")
     cpus: Annotated[StrictInt, Field(ge=1, le=1024)] | None = Field(
         None, description="processors; default: what the service or the tenancy gives for each GPU"
     )
@@ -112,6 +129,18 @@ class ContainerRequest(_Model):
         None, description="running time after which it is ended; default and limit are the service's"
     )
     restart: Literal["never", "on-failure"] = "never"
+
+    @classmethod
+    def of_service(cls, counts: Sequence[int]) -> "type[ContainerRequest]":
+        """Return the type of the requests to a service whose containers can have these numbers of GPUs."""
+        return create_model(
+            cls.__name__, __base__=cls, __doc__=cls.__doc__, counts=(ClassVar[tuple[int, ...]], tuple(counts))
+        )
+
+    def check_gpus(self) -> None:
+        """Raise Refusal (gpus_no_partition) for a number that no container here can have: the body has its shape."""
+        if self.gpus not in self.counts:
+            raise Refusal("gpus_no_partition", f"gpus {self.gpus}: not one of {', '.join(map(str, self.counts))}")
 
     @model_validator(mode="before")
     @classmethod
@@ -149,7 +178,7 @@ class ContainerView(_Model):
     tenancy: str
     image: str
     image_digest: str | None = None
-    gpus: int
+    gpus: int = Field(ge=UNLINKED[0], le=UNLINKED[-1])
     nvlink_partition: bool = Field(
         description="its GPUs are those of an NVLink partition; false: there is no NVLink between them, and copies from"
         " one to another go over PCIe"
@@ -164,7 +193,7 @@ class ContainerView(_Model):
     mounts: list[NfsMount]
     timeout_seconds: int
     restart: Literal["never", "on-failure"]
-    lifecycle: Literal[LIFECYCLES]  # type: ignore[valid-type]
+    lifecycle: Lifecycle
     reason: str = Field("", description="a code that does not change, see docs/tenants/CAAS.md; empty: nothing unusual")
     detail: str = ""
     exit_code: int | None = None

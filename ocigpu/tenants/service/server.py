@@ -32,8 +32,9 @@ from ocigpu.tenants.service.keeper import Keeper, KeeperPace
 from ocigpu.tenants.service.page import make_route
 from ocigpu.tenants.service.pods import PodOptions
 from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.request import ADMIN, TenantRules
 from ocigpu.tenants.service.store import CaasStore, StoreLimits
-from ocigpu.tenants.service.web import ADMIN, KNOWN, Api, TenantRules
+from ocigpu.tenants.service.web import KNOWN, Api
 
 GRACE = 5
 """Seconds for answers that are being given when the service is told to end."""

@@ -1,4 +1,4 @@
-"""What the service remembers: containers, their events, idempotency keys and API keys, in one SQLite file.
+"""What the service remembers: containers, Idempotency-Keys and logs; events and API keys beside them in the same file.
 
 SQLite and not objects of Kubernetes: a container and its Idempotency-Key are one transaction, which two objects cannot
 be; events have numbers that only grow, which a stream resumes by; and the cluster's database is spared them.  What it
@@ -6,26 +6,22 @@ costs is that the service runs once at a time, as a Deployment of one with a vol
 docs/decisions/2026-11-23-the-service-remembers-in-sqlite.md.
 """
 
-import contextlib
 import hashlib
 import hmac
 import itertools
 import json
-import os
 import secrets
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ocigpu.core.errors import HostError
-from ocigpu.system.files import lock, lock_file
+from ocigpu.tenants.service.api_keys import ApiKeys
+from ocigpu.tenants.service.database import Database
+from ocigpu.tenants.service.event_log import EventLog
 from ocigpu.tenants.service.lifecycle import ContainerStanding
 from ocigpu.tenants.service.models import FINAL
 
-FILE = "caas.sqlite"
-VERSION = 3
 REPLAY_SECONDS = 86400
 """How long an Idempotency-Key is known."""
 MAX_PAGE = 1 << 20
@@ -34,8 +30,6 @@ FORMER = "~"
 """Between the name and the UID of a tenancy that is gone: no tenancy is called so."""
 MAX_FORGOTTEN = 8
 """Containers that are removed at one time."""
-MAX_EVENTS = 10_000
-"""Of one tenancy."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _CONTAINERS = (
     "select id, tenancy, created, request, secrets, made, deleting, gone, standing, version, lifecycle, reason"
@@ -48,54 +42,6 @@ _WAITING_GPUS = (
 )
 _SIZES = "select size from containers where"
 _DELETING = "update containers set deleting = 1, version = version + 1 where id = ?"
-_OLD_EVENTS = (
-    "delete from events where tenancy = ? and id <="
-    " (select id from events where tenancy = ? order by id desc limit 1 offset ?)"
-)
-_EVENTS = "select id, at, kind, container, tenancy, lifecycle, reason, detail from events where"
-_SCHEMA = """
-create table meta (name text primary key, value blob not null) without rowid;
-create table containers (
-  id text primary key, tenancy text not null, created real not null, request text not null, secrets text,
-  made integer not null default 0, deleting integer not null default 0, gone integer not null default 0,
-  lifecycle text not null default 'accepted', reason text not null default '', standing text not null default '{}',
-  version integer not null default 1, size integer not null default 0
-) without rowid;
-create index by_tenancy on containers (tenancy, id);
-create index live on containers (gone, lifecycle);
-create table events (
-  id integer primary key autoincrement, at real not null, kind text not null, container text not null,
-  tenancy text not null, lifecycle text not null, reason text not null, detail text not null
-);
-create index of_container on events (container, id);
-create table idempotency (
-  tenancy text not null, key blob not null, body blob not null, container text not null, expires real not null,
-  primary key (tenancy, key)
-) without rowid;
-create table keys (
-  id text primary key, hash blob not null, tenancy text, scopes text not null, label text not null,
-  created real not null, expires real, revoked integer not null default 0
-) without rowid;
-create table logs (container text primary key, text blob not null) without rowid;
-create index sizes on containers (tenancy, id, gone, deleting, lifecycle, size);
-create index events_of_tenancy on events (tenancy, id);
-create table tenancies (name text primary key, uid text not null) without rowid;
-"""
-_FROM_1 = """
-alter table containers add column size integer not null default 0;
-update containers set size = length(request);
-create index sizes on containers (tenancy, id, gone, deleting, lifecycle, size);
-create index events_of_tenancy on events (tenancy, id);
-create table tenancies (name text primary key, uid text not null) without rowid
-"""
-_FROM_2 = """
-update events set detail = '' where reason in ('exit_nonzero', 'oom_killed', 'cuda_fabric_not_ready', 'restarting');
-update containers set standing = json_set(standing, '$.detail', '')
-  where reason in ('exit_nonzero', 'oom_killed', 'cuda_fabric_not_ready', 'restarting')
-"""
-"""Details had what containers printed, which takes another scope."""
-_STEPS = {0: (_SCHEMA,), 1: (_FROM_1, _FROM_2), 2: (_FROM_2,)}
-"""What makes a file of a version one of ours; 0: a new one."""
 
 
 class StoreLimits(NamedTuple):
@@ -139,31 +85,6 @@ class StoredContainer(NamedTuple):
         return found
 
 
-class StoredEvent(NamedTuple):
-    """Something that happened to a container; ``id`` grows."""
-
-    id: int
-    at: float
-    kind: str
-    container: str
-    tenancy: str
-    lifecycle: str
-    reason: str
-    detail: str
-
-
-class ApiKey(NamedTuple):
-    """An API key as far as it is kept."""
-
-    id: str
-    tenancy: str | None
-    scopes: tuple[str, ...]
-    label: str
-    created: float
-    expires: float | None
-    revoked: bool
-
-
 class Replay(NamedTuple):
     """What came with an Idempotency-Key before."""
 
@@ -178,10 +99,9 @@ def new_id(prefix: str, now: float) -> str:
 
 
 class CaasStore:
-    """The file; one process has it for writing containers (``serving``), others may make keys meanwhile.
+    """The store.  ``serving``, and the errors it raises: as of Database, in whose file it is.
 
-    Raises HostError (OCIGPU-CAAS-1) where it cannot be opened, is of a newer version, or another service has it.
-    ``listener``: called after each change that made events.
+    ``clock``: returns seconds since 1970; ``listener``: called after each change that made events.
     """
 
     def __init__(
@@ -193,84 +113,12 @@ class CaasStore:
     ) -> None:
         self.clock, self.limits = clock, limits
         self.listener: Callable[[], None] = lambda: None
-        self._guard = threading.RLock()
-        self._unclean = True  # whoever was killed may have left something
-        self._lock = -1
-        self._base: sqlite3.Connection = None  # type: ignore[assignment] # until it is open
-        self._directory, path = directory, os.path.join(directory, FILE)
-        try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            if serving:
-                self._lock = lock_file(f"{path}.lock")
-                if not lock(self._lock, 0):
-                    raise HostError("OCIGPU-CAAS-1", f"{path}: another service has it", "one service at a time")
-            os.close(lock_file(path))
-            self._base = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-            # what was deleted is overwritten: values of secrets; FULL: an answer is given for what is on the disk
-            for pragma in ("journal_mode = wal", "synchronous = full", "secure_delete = on"):
-                self._base.execute(f"pragma {pragma}").fetchall()
-            with self._change():
-                self._prepare(path)
-        except BaseException as error:
-            self.close()
-            if not isinstance(error, (OSError, sqlite3.Error)):
-                raise
-            cause = error.strerror if isinstance(error, OSError) else str(error)
-            raise HostError("OCIGPU-CAAS-1", f"{path}: {cause}") from error
-        self.secret = self._base.execute("select value from meta where name = 'secret'").fetchone()[0]
-        if serving:
-            self._clean()
-
-    def _prepare(self, path: str) -> None:
-        (version,) = self._base.execute("pragma user_version").fetchone()
-        if version > VERSION:
-            raise HostError("OCIGPU-CAAS-1", f"{path}: written by a newer ocigpu", "run that version")
-        if version == VERSION:
-            return
-        for statement in filter(str.strip, ";".join(_STEPS[version]).split(";")):
-            self._base.execute(statement)
-        if not version:
-            self._base.execute("insert into meta values ('secret', ?)", (secrets.token_bytes(32),))
-        self._base.execute(f"pragma user_version = {VERSION}")
+        self.database = Database(directory, serving)
+        self.keys, self.events = ApiKeys(self.database, clock), EventLog(self.database, clock)
 
     def close(self) -> None:
-        """Give the file back."""
-        if self._base:
-            self._base.close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    @contextlib.contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        with self._guard:
-            self._base.execute("begin immediate")
-            try:
-                yield self._base
-            except BaseException:
-                self._base.execute("rollback")
-                raise
-            self._base.execute("commit")
-
-    def _clean(self) -> None:
-        """Empty the log of changes (WAL), where values stay that the file has no more; again later if it is in use.
-
-        Source: "PRAGMA wal_checkpoint", TRUNCATE.
-        """
-        if not self._unclean:
-            return
-        with self._guard:
-            self._base.execute("pragma busy_timeout = 0")
-            try:
-                (busy, _, _) = self._base.execute("pragma wal_checkpoint(truncate)").fetchone()
-            except sqlite3.OperationalError:  # a full disk: nothing is lost
-                busy = 1
-            self._base.execute("pragma busy_timeout = 10000")
-        self._unclean = bool(busy)
-
-    def _read(self, text: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._guard:
-            return self._base.execute(text, values).fetchall()
+        """Close the file and release its lock."""
+        self.database.close()
 
     # containers
 
@@ -280,9 +128,9 @@ class CaasStore:
         What is gone is forgotten, with its Idempotency-Key; returns the containers that have ended and are to be
         deleted now, the oldest first.  Raises StoreFullError, and changes nothing, where that is not enough.
         """
-        if not self._has_space(size):
+        if not self.database.has_space(self.limits.reserve + size):
             raise StoreFullError("store_full")
-        with self._change() as base:
+        with self.database.change() as base:
             found = base.execute(
                 "select id, gone, deleting, lifecycle, size + coalesce(length(text), 0) from containers"
                 " left join logs on container = id where tenancy = ? order by id",
@@ -307,12 +155,6 @@ class CaasStore:
                 return ended
             raise StoreFullError("too_many_containers")
 
-    def _has_space(self, size: int) -> bool:
-        """Whether the disk takes so many bytes more: what was deleted in the file is used again."""
-        disk = os.statvfs(self._directory)
-        unused = self._read("select freelist_count * page_size from pragma_freelist_count, pragma_page_size")[0][0]
-        return int(disk.f_bavail * disk.f_frsize + unused) >= self.limits.reserve + size
-
     def add(
         self, tenancy: str, request: Mapping[str, Any], values: Mapping[str, str], key: str = "", body: bytes = b""
     ) -> StoredContainer:
@@ -320,7 +162,7 @@ class CaasStore:
         now = self.clock()
         made = new_id("ctr", now)
         text, secret = json.dumps(request), json.dumps(values) if values else None
-        with self._change() as base:
+        with self.database.change() as base:
             base.execute(
                 "insert into containers (id, tenancy, created, request, secrets, size) values (?, ?, ?, ?, ?, ?)",
                 (made, tenancy, now, text, secret, len(text) + len(secret or "")),
@@ -330,7 +172,7 @@ class CaasStore:
                     "insert or replace into idempotency values (?, ?, ?, ?, ?)",
                     (tenancy, self._hash(key.encode()), self._hash(body), made, now + REPLAY_SECONDS),
                 )
-            self._note(base, "created", made, tenancy, ContainerStanding("accepted"))
+            self.events.note(base, "created", made, tenancy, ContainerStanding("accepted"))
         self.listener()
         found = self.find(made)
         assert found
@@ -338,7 +180,7 @@ class CaasStore:
 
     def replay(self, tenancy: str, key: str, body: bytes) -> Replay | None:
         """Return what came with an Idempotency-Key within the last day."""
-        rows = self._read(
+        rows = self.database.read(
             "select container, body from idempotency where tenancy = ? and key = ? and expires > ?",
             (tenancy, self._hash(key.encode()), self.clock()),
         )
@@ -346,7 +188,7 @@ class CaasStore:
 
     def _hash(self, text: bytes) -> bytes:
         """Keyed: a body has secrets in it, some of which could be guessed."""
-        return hmac.digest(self.secret, text, hashlib.sha256)
+        return hmac.digest(self.database.secret, text, hashlib.sha256)
 
     def find(self, container: str) -> StoredContainer | None:
         """Return a container that was not deleted."""
@@ -354,7 +196,7 @@ class CaasStore:
 
     def find_tenancy(self, container: str) -> str:
         """Return whose a container is that was not deleted, "" for none."""
-        rows = self._read("select tenancy from containers where id = ? and gone = 0", (container,))
+        rows = self.database.read("select tenancy from containers where id = ? and gone = 0", (container,))
         return str(rows[0][0]) if rows else ""
 
     def find_any(self, container: str) -> StoredContainer | None:
@@ -371,7 +213,7 @@ class CaasStore:
     def fit(self, tenancy: str, lifecycle: str = "", before: str = "", limit: int = 50) -> int:
         """Return how many of these containers fit into an answer: one or more, of MAX_PAGE bytes or the first."""
         terms, values = self._listed(tenancy, lifecycle, before, limit)
-        sizes = (row[0] for row in self._read(f"{_SIZES} {terms}", values))
+        sizes = (row[0] for row in self.database.read(f"{_SIZES} {terms}", values))
         return max(1, len([used for used in itertools.accumulate(sizes) if used <= MAX_PAGE]))
 
     @staticmethod
@@ -392,29 +234,29 @@ class CaasStore:
 
     def _ids(self, terms: str, *values: Any) -> list[str]:
         """Return ids alone: requests are as large as tenants like, and there are very many."""
-        return [number for (number,) in self._read(f"{_IDS} ({terms})", values)]
+        return [number for (number,) in self.database.read(f"{_IDS} ({terms})", values)]
 
     def _containers(self, terms: str, values: Sequence[Any]) -> "list[StoredContainer]":
-        rows = self._read(f"{_CONTAINERS} {terms}", values)
+        rows = self.database.read(f"{_CONTAINERS} {terms}", values)
         return [_read_row(*row) for row in rows]
 
     def waiting_gpus(self, tenancy: str) -> int:
         """Return the GPUs of containers whose pods the cluster has not seen: its quota does not count them yet."""
-        return int(self._read(_WAITING_GPUS, (tenancy,))[0][0])
+        return int(self.database.read(_WAITING_GPUS, (tenancy,))[0][0])
 
     def note_made(self, container: str) -> None:
         """Its objects are in the cluster: the values of its secrets are forgotten."""
-        with self._change() as base:
+        with self.database.change() as base:
             self._forget_secrets(base, container)
             base.execute("update containers set made = 1 where id = ?", (container,))
-        self._clean()
+        self.database.clean()
 
     def note_standing(self, container: str, standing: ContainerStanding) -> bool:
         """Remember where a container is; an event when lifecycle or reason changed, and returns whether so.
 
         What is final stays; and a phase that was known is known.
         """
-        with self._change() as base:
+        with self.database.change() as base:
             found = self.find(container)
             if not found or found.standing.lifecycle in FINAL:
                 return False
@@ -430,71 +272,40 @@ class CaasStore:
                 self._forget_secrets(base, container)
             changed = standing[:2] != found.standing[:2]
             if changed:
-                self._note(base, "changed", container, found.tenancy, standing)
-        self._clean()
+                self.events.note(base, "changed", container, found.tenancy, standing)
+        self.database.clean()
         if changed:
             self.listener()
         return changed
 
     def _forget_secrets(self, base: sqlite3.Connection, container: str) -> None:
         done = base.execute("update containers set secrets = null where id = ? and secrets is not null", (container,))
-        self._unclean = self._unclean or done.rowcount > 0
+        self.database.unclean = self.database.unclean or done.rowcount > 0
 
     def note_deleting(self, container: str) -> None:
         """It is to be deleted."""
-        with self._change() as base:
+        with self.database.change() as base:
             base.execute(_DELETING, (container,))
 
     def note_gone(self, container: str) -> None:
         """Nothing of it is left in the cluster."""
-        with self._change() as base:
+        with self.database.change() as base:
             found = self.find(container)
             if not found:
                 return
             self._forget_secrets(base, container)
             base.execute("update containers set gone = 1 where id = ?", (container,))
             base.execute("delete from logs where container = ?", (container,))
-            self._note(base, "deleted", container, found.tenancy, found.standing)
-        self._clean()
+            self.events.note(base, "deleted", container, found.tenancy, found.standing)
+        self.database.clean()
         self.listener()
-
-    # events
-
-    @staticmethod
-    def _forget_old(base: sqlite3.Connection, tenancy: str) -> None:
-        base.execute(_OLD_EVENTS, (tenancy, tenancy, MAX_EVENTS))
-
-    def _note(
-        self, base: sqlite3.Connection, kind: str, container: str, tenancy: str, standing: ContainerStanding
-    ) -> None:
-        values = (self.clock(), kind, container, tenancy, *standing[:3])
-        done = base.execute(
-            "insert into events (at, kind, container, tenancy, lifecycle, reason, detail) values (?, ?, ?, ?, ?, ?, ?)",
-            values,
-        )
-        if done.lastrowid and done.lastrowid % 100 == 0:
-            self._forget_old(base, tenancy)
-
-    def last_event(self) -> int:
-        """Return the id of the newest event, 0 for none."""
-        return int(self._read("select coalesce(max(id), 0) from events")[0][0])
-
-    def events(self, after: int, tenancy: str = "", container: str = "", limit: int = 100) -> list[StoredEvent]:
-        """Return events after one, the oldest first; of a tenancy or container, "" for all."""
-        wanted = {"tenancy = ?": tenancy, "container = ?": container}
-        wanted = {term: value for term, value in wanted.items() if value}
-        terms = " and ".join(["id > ?", *wanted])
-        return [
-            StoredEvent(*row)
-            for row in self._read(f"{_EVENTS} {terms} order by id limit {int(limit)}", (after, *wanted.values()))
-        ]
 
     # what containers printed
 
     def keep_log(self, container: str, text: bytes) -> None:
         """Keep what a container printed: its pod goes, the node's files before it; nothing on a full disk."""
-        text = text if self._has_space(len(text)) else b""
-        with self._change() as base:
+        text = text if self.database.has_space(self.limits.reserve + len(text)) else b""
+        with self.database.change() as base:
             base.execute("insert or replace into logs values (?, ?)", (container, text))
             kept = base.execute(
                 "select id, length(text) from containers join logs on container = id"
@@ -507,59 +318,14 @@ class CaasStore:
 
     def read_log(self, container: str) -> bytes | None:
         """Return what was kept of a container's output."""
-        rows = self._read("select text from logs where container = ?", (container,))
+        rows = self.database.read("select text from logs where container = ?", (container,))
         return bytes(rows[0][0]) if rows else None
-
-    # keys
-
-    def add_key(
-        self, tenancy: str | None, scopes: Sequence[str], label: str, expires: float | None
-    ) -> tuple[str, ApiKey]:
-        """Make an API key; returns it, this once, and what is kept of it.
-
-        256 bits of chance: one round of SHA-256 is enough where nothing can be guessed.
-        """
-        number, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-        hash_ = hashlib.sha256(secret.encode()).digest()
-        values = (number, hash_, tenancy, " ".join(scopes), label, self.clock(), expires)
-        with self._change() as base:
-            base.execute("insert into keys values (?, ?, ?, ?, ?, ?, ?, 0)", values)
-        return f"ocigpu_{number}_{secret}", self.list_keys(number)[0]
-
-    def check_key(self, key: str) -> ApiKey | None:
-        """Return the key that this is, if it is one of ours that is neither revoked nor over."""
-        _, _, rest = key.partition("ocigpu_")
-        number, _, secret = rest.partition("_")
-        rows = self._read("select hash from keys where id = ?", (number,))
-        given = hashlib.sha256(secret.encode()).digest()
-        if not hmac.compare_digest(rows[0][0] if rows else bytes(32), given):
-            return None
-        found = self.list_keys(number)[0]
-        over = found.revoked or (found.expires is not None and found.expires <= self.clock())
-        return None if over else found
-
-    def list_keys(self, number: str = "", after: str = "", limit: int = 50) -> "list[ApiKey]":
-        """Return keys by their ids, or the one with this id."""
-        rows = self._read(
-            "select id, tenancy, scopes, label, created, expires, revoked from keys"
-            " where (id = ? or ? = '') and id > ? order by id limit ?",
-            (number, number, after, limit),
-        )
-        return [
-            ApiKey(key, tenancy, tuple(scopes.split()), label, created, expires, bool(revoked))
-            for key, tenancy, scopes, label, created, expires, revoked in rows
-        ]
-
-    def revoke_key(self, number: str) -> bool:
-        """End a key; returns whether there is one."""
-        with self._change() as base:
-            return base.execute("update keys set revoked = 1 where id = ?", (number,)).rowcount > 0
 
     # who a name is
 
     def list_tenancies(self) -> list[str]:
         """Return the names of tenancies that keys or containers are of."""
-        found = self._read(
+        found = self.database.read(
             "select tenancy from containers where gone = 0"
             " union select tenancy from keys where revoked = 0 and tenancy is not null"
         )
@@ -571,7 +337,7 @@ class CaasStore:
         What another one of this name had before is nobody's from then on: its keys are revoked, its containers, which
         are returned, are deleted.  A name may be given to the next customer.
         """
-        with self._change() as base:
+        with self.database.change() as base:
             found = base.execute("select uid from tenancies where name = ?", (name,)).fetchone()
             before = found[0] if found else ""
             if before == uid:
@@ -598,15 +364,15 @@ class CaasStore:
 
         Returns whether there are more of them: what is removed is overwritten, and one can have 1 MiB.
         """
-        with self._change() as base:
+        with self.database.change() as base:
             base.execute("delete from idempotency where expires <= ?", (self.clock(),))
             done = base.execute(
                 "delete from containers where id in (select id from containers where gone = 1"
                 " and id not in (select container from idempotency) limit ?)",
                 (MAX_FORGOTTEN,),
             )
-        self._unclean = True  # requests and logs that were deleted
-        self._clean()
+        self.database.unclean = True  # requests and logs that were deleted
+        self.database.clean()
         return done.rowcount == MAX_FORGOTTEN
 
 

@@ -1,0 +1,23 @@
+"""What the service says of itself over HTTP, without a credential: its document, whether it runs and is ready."""
+
+from starlette.responses import JSONResponse, Response
+
+from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.request import RETRY, ApiRequest
+
+
+async def show_openapi(request: ApiRequest) -> Response:
+    """Return the document of the interface."""
+    return Response(request.service.document, media_type="application/json")
+
+
+async def show_health(_request: ApiRequest) -> Response:
+    """Tell that the service runs."""
+    return JSONResponse({"status": "ok"})
+
+
+async def show_readiness(request: ApiRequest) -> Response:
+    """Tell whether it follows its cluster."""
+    if request.service.keeper.problem:
+        raise Refusal("cluster_unavailable", retry_after=RETRY)
+    return JSONResponse({"status": "ok"})
