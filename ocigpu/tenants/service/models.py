@@ -59,6 +59,7 @@ def _is_clean_path(path: str) -> str:
 
 
 def _is_inside(path: str) -> str:
+    _is_clean_path(path)  # pydantic before 2.12 leaves Path's own check out where a field annotates it further
     if path == "/" or f"{path}/".startswith(("/proc/", "/sys/", "/dev/")):
         raise ValueError("the root, /proc, /sys and /dev are the container's own")
     return path
