@@ -20,7 +20,7 @@ LOGS = {
 }  # fmt: skip
 """Services: --json is the form of their log."""
 ELSEWHERE = {"engine test", "setup", "mig apply", "mig checkpoint", "mig restore"}
-"""Two need engines (tests/engines), the others a host of their own (test_mig_apply.py)."""
+"""Two need engines (tests/engines/test_engines_all.py), the others a host of their own (test_mig_apply.py)."""
 OTHER_HOSTS = ("caas", "fabric", "firmware", "lease", "tenancy", "vfio")
 """Groups that need a service, a cluster or a host without a driver: their own tests read what they print."""
 DOCUMENTS = {"cdi generate"}

@@ -81,7 +81,7 @@ def test_a_gpu_in_mig_mode_without_instances_is_found(session_directory: Path, r
 
 def test_a_fault_that_does_not_exist_leaves_no_host(session_directory: Path, run: Run) -> None:
     directory = session_directory / "no host"
-    status, _, err = run("sim", "create", directory, "--gpus", 1, "--model", "l4", "--fault", "no-such")
+    status, _, err = run("sim", "create", directory, "--gpus", 1, "--model", "l4", "--fault", "zzz")
     assert (status, directory.exists()) == (1, False)
     assert "OCIGPU-SIM-1" in err
     assert "missing-uvm" in err
