@@ -81,13 +81,13 @@ def test_a_registry_is_asked_three_times_and_then_named(tmp_path: Path) -> None:
     ("made", "passes", "status", "said"),
     [
         ("trixie sid", "trixie sid", 0, ""),
-        ("trixie", "trixie", 2, "NOT TESTED, as no root could be made: sid"),
+        ("trixie", "trixie", 75, "NOT TESTED, as no root could be made: sid"),
         ("sid", "", 1, "NOT TESTED, as no root could be made: trixie\ntest-grounds: FAILED: sid"),
         ("trixie sid", "sid", 1, "FAILED: trixie"),
     ],
 )
 def test_a_root_that_is_not_to_be_had_hides_no_failure(made: str, passes: str, status: int, said: str) -> None:
-    """CI lets 2 pass."""
+    """CI lets 75 pass, and nothing else."""
     loop = (GROUNDS / "run.sh").read_text().partition("failed='' unmade=''")
     doubles = f'keep() {{ :; }}; keep_ground() {{ [[ " {made} " = *" $1 "* ]]; }}; finish() {{ :; }}'
     doubles += f'; try_ground() {{ [[ " {passes} " = *" $1 "* ]]; }}'

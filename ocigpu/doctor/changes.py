@@ -48,12 +48,12 @@ def compare(before: Sequence[Finding], now: Sequence[Finding]) -> Changes:
     """Return what has changed; a finding whose text tells other numbers is the same one."""
     bad = [item for item in now if item.is_bad]
     earlier = [item for item in before if item.is_bad]
-    skipped = {item.name for item in now if item.severity == "not-checked"}
+    made = {item.name for item in now if item.severity != "not-checked"}
     left = [item for item in earlier if not any(one.is_still(item) for one in bad)]
     return Changes(
         tuple(item for item in bad if not any(item.is_still(one) for one in earlier)),
-        tuple(item for item in left if item.name not in skipped),
-        tuple(item for item in left if item.name in skipped),
+        tuple(item for item in left if item.name in made),
+        tuple(item for item in left if item.name not in made),
         tuple(item for item in bad if any(item.is_still(one) for one in earlier)),
     )
 
@@ -65,7 +65,7 @@ def render_changes(changes: Changes) -> Iterator[str]:
         yield f"+ {first}"
         yield from more
     yield from (f"- {item.severity.upper()} {item.name}: {printable(item.text)}" for item in changes.gone)
-    yield from (f"? {item.severity.upper()} {item.name}: its check was not made now" for item in changes.unchecked)
+    yield from (f"? {item.severity.upper()} {item.name}: not checked this time" for item in changes.unchecked)
 
 
 def to_data(changes: Changes) -> dict[str, list[dict[str, str]]]:

@@ -60,8 +60,10 @@ def simulated_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     with ExitStack() as stack:
         try:
             host = stack.enter_context(temporary_host(*asked, lambda _: None))
-        except OcigpuError as error:
-            pytest.skip(f"no simulated GPUs: {error.message}")
+        except OcigpuError:
+            if why := _why_none():
+                pytest.skip(f"no simulated GPUs: {why}")
+            raise
         environment = environment_of(host, os.environ)
         for name in ("PATH", "LD_LIBRARY_PATH", "OCIGPU_CONFIG"):
             monkeypatch.setenv(name, environment[name])
@@ -69,6 +71,18 @@ def simulated_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         _forget_nvml()
         yield SimulatedGpus(asked[0], asked[1], Path(host), environment)
         _forget_nvml()
+
+
+def _why_none() -> str:
+    """Return why this machine can make no simulated GPU at all, "" where it can: then a marker is wrong."""
+    from ocigpu.core.errors import OcigpuError
+    from ocigpu.sim.few import temporary_host
+
+    try:
+        with temporary_host(*_read_marker(), lambda _: None):
+            return ""
+    except OcigpuError as error:
+        return error.message
 
 
 def _read_marker(

@@ -248,10 +248,10 @@ def test_a_cause_is_of_the_messages_engine_and_a_note_is_none(run: Run, monkeypa
     seen = (Evidence("/x", "y"),)
     items = [
         Finding(
-            "error", "Podman is installed and knows nothing of GPUs", seen, ("podman fix",), "engine-not-configured"
+            "error", "Podman is installed, but not configured for GPUs", seen, ("podman fix",), "engine-not-configured"
         ),
         Finding(
-            "error", "Docker is installed and knows nothing of GPUs", seen, ("docker fix",), "engine-not-configured"
+            "error", "Docker is installed, but not configured for GPUs", seen, ("docker fix",), "engine-not-configured"
         ),
         Finding("note", "Docker is from a snap", seen, ("snap fix",), "docker-snap"),
         Finding("warning", "another context", seen, ("context fix",), "docker-context"),

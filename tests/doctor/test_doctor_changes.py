@@ -19,7 +19,7 @@ def test_since_a_report_of_before(broken: Broken, run: Run, tmp_path: Path) -> N
     host = broken("no-dev-char")
     status, output, _ = run("doctor", "--root", host, "--since", report)
     lines = output.splitlines()
-    assert lines[0] == f"since {report}: 1 new, 1 gone, 1 as before"
+    assert lines[0] == f"since {report}: 1 new, 1 gone, 1 unchanged"
     assert lines[1].startswith("+ ")
     assert "dev-char" in lines[1]
     assert lines[-1].startswith("- ")
@@ -28,7 +28,7 @@ def test_since_a_report_of_before(broken: Broken, run: Run, tmp_path: Path) -> N
     assert [len(data["since"][kind]) for kind in ("new", "gone", "unchecked", "same")] == [1, 1, 0, 1]
     assert status == {"error": 4, "warning": 3, "note": 0}[data["since"]["new"][0]["severity"]]
     report.write_text(json.dumps(data))
-    assert run("doctor", "--root", host, "--since", report) == (0, f"since {report}: 0 new, 0 gone, 2 as before\n", "")
+    assert run("doctor", "--root", host, "--since", report) == (0, f"since {report}: 0 new, 0 gone, 2 unchanged\n", "")
 
 
 def test_a_check_that_could_not_be_made_takes_nothing_away() -> None:

@@ -274,9 +274,9 @@ def test_podman_by_one_command_and_back(unconfigured: Machine) -> None:
     shown = unconfigured.ocigpu("setup", "podman", "--dry-run").stdout
     assert f"+++ {DROP_IN}" in shown
     assert f"{DROP_IN}: would be written" in shown
-    assert shown.endswith("nothing was changed\n")
+    assert shown.endswith("nothing changed\n")
     nobody = unconfigured.ocigpu("setup", "podman", check=False)
-    assert (nobody.returncode, nobody.stdout.splitlines()[-1]) == (3, "nothing was changed, as nobody said yes (--yes)")
+    assert (nobody.returncode, nobody.stdout.splitlines()[-1]) == (3, "nothing changed: not confirmed (use --yes)")
     assert not json.loads(unconfigured.ocigpu("engine", "status", "podman", "--json").stdout)["engines"][0][
         "configured"
     ]
@@ -285,11 +285,11 @@ def test_podman_by_one_command_and_back(unconfigured: Machine) -> None:
     assert f"{DROP_IN}: written" in done
     assert "podman  podman --runtime=ocigpu run" in done
     assert "FAILED" not in done
-    assert f"It works. To type:\n\n{LINE}\n" in done
+    assert f"It works. Try it:\n\n{LINE}\n" in done
     assert "simulated host, no real GPU" in done.partition("It works.")[2]
 
     again = json.loads(unconfigured.ocigpu("setup", "podman", "--yes", "--json").stdout)
-    assert (again["ready"], again["engines"][0]["changed"], again["commands"]) == (True, False, [])
+    assert (again["passed"], again["engines"][0]["changed"], again["commands"]) == (True, False, [])
     assert {row["way"] for row in again["results"]} == {
         "podman --runtime=ocigpu run", "podman run --device=nvidia.com/gpu=all",
     }  # fmt: skip

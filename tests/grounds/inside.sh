@@ -113,9 +113,11 @@ docker import /root/debian.tar debian >/dev/null # for the registry, which a gro
 [ "${#typed[@]}" -ge 8 ] || { echo "README.md has ${#typed[@]} commands, not 8"; exit 2; }
 export DEBIAN_FRONTEND=noninteractive
 try package - sh -c "${typed[0]#*&& } -y"
-enabled="ocigpu-cdi-refresh.path ocigpu-cdi-refresh.service " # what the README says, and no daemon
-try package - test "$(systemctl list-unit-files --no-legend --state=enabled 'ocigpu-*' | awk '{ printf "%s ", $1 }')" = "$enabled"
-try package - test -z "$(systemctl list-units --no-legend --state=running 'ocigpu-*'; pgrep -fa '[o]cigpu-')"
+# What the README says that the package starts, and no daemon.
+units() { systemctl list-unit-files --no-legend --state=enabled 'ocigpu-*' | awk '{ printf "%s ", $1 }'; }
+export -f units
+try package - bash -c '[ "$(units)" = "ocigpu-cdi-refresh.path ocigpu-cdi-refresh.service " ]'
+try package - bash -c '[ -z "$(systemctl list-units --no-legend --state=running "ocigpu-*"; pgrep -a "^ocigpu")" ]'
 try README - sh -c "${typed[6]}"
 try README - sh -c "${typed[7]}"
 try README no sh -c "${typed[2]}" # the doctor: no engine is configured

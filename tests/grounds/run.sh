@@ -3,7 +3,7 @@
 # engines: a root is made once by mmdebstrap, booted with systemd in private namespaces, the package is built and
 # installed there as the README says, inside.sh goes through the engines, and then the suite's own tests of engines
 # run there.  make test-grounds; nothing is left behind.  Exit status: 1 when a case failed or a ground did not
-# boot, 2 when nothing failed but a root could not be made.
+# boot, 75 when nothing failed but a root could not be made, 2 when nothing could be run.
 #
 # GROUNDS=DIR    where roots are kept between runs, each for a week (~/.cache/ocigpu-grounds); about 2 GB each.
 # VERBOSE=1      prints each case, and how long it took.
@@ -85,4 +85,4 @@ for suite in "$@"; do
 done
 [ -z "$unmade" ] || echo "test-grounds: NOT TESTED, as no root could be made:$unmade"
 [ -z "$failed" ] || { echo "test-grounds: FAILED:$failed"; exit 1; }
-[ -z "$unmade" ] || exit 2
+[ -z "$unmade" ] || exit 75

@@ -53,6 +53,12 @@ def test_a_model_that_is_none(): ...
 
 @pytest.mark.gpus(0)
 def test_no_gpu(): ...
+
+@pytest.mark.gpus(mig="0:9g.99gb")
+def test_a_profile_that_is_none(): ...
+
+@pytest.mark.gpus(model="mi300x")
+def test_a_model_without_libraries(): ...
 """
 
 
@@ -77,9 +83,10 @@ def test_a_marker_gives_a_test_its_gpus(tmp_path: Path) -> None:
         "test_mig",
     ]  # fmt: skip
     wrong = [line for line in said if not line.startswith("PASSED")]
-    assert len(wrong) == 2
-    assert "test_a_model_that_is_none" in wrong[0]
-    assert "test_no_gpu" in wrong[1]
+    assert [line.partition("::")[2].partition(" ")[0] for line in wrong if line.startswith("ERROR")] == [
+        "test_a_model_that_is_none", "test_no_gpu", "test_a_profile_that_is_none", "test_a_model_without_libraries",
+    ]  # fmt: skip
+    assert len(wrong) == 4
     assert os.listdir(place) == []
 
 

@@ -43,7 +43,7 @@ def make_root(rootfs: Path, programs: tuple[str, ...] = ()) -> bool:
     busybox = shutil.which("busybox", path=SEARCH_PATH)
     tools = {} if busybox else {name: shutil.which(name, path=SEARCH_PATH) for name in TOOLS}
     if missing := [name for name, path in tools.items() if path is None]:
-        cause = f"neither busybox nor {', '.join(missing)} was found: the container is made of them"
+        cause = f"busybox is not installed, and these tools are missing: {', '.join(missing)}"
         raise OcigpuError("OCIGPU-DEMO-1", cause, "install busybox-static")
     for name in DIRECTORIES:
         (rootfs / name).mkdir(parents=True, exist_ok=True)

@@ -327,7 +327,9 @@ def _run(
         changed = any(work.changed for work in works)
         show.data({"changed": changed, "dry_run": undone, "engines": engines, "notes": list(notes)})
     else:
-        print_works(works, undone, named, notes)
+        print_works(works, undone)
+        print_notes(works, named, notes)
+        _print_steps(works, named)
         if not works:
             print("no engine is installed here: nothing to do")
     if unconfirmed:
@@ -410,8 +412,8 @@ def work_data(work: EngineWork) -> dict[str, object]:
     }
 
 
-def print_works(works: Sequence[EngineWork], undone: bool, named: str, notes: Sequence[str]) -> None:
-    """Say what was done to each engine's files, or would be, and what remains to be done."""
+def print_works(works: Sequence[EngineWork], undone: bool) -> None:
+    """Say what was done to each engine's files, or would be."""
     done = "would be " if undone else ""
     for work in works:
         if work.error:
@@ -430,7 +432,14 @@ def print_works(works: Sequence[EngineWork], undone: bool, named: str, notes: Se
             print(f"{work.name}: nothing to do")
         elif work.checked:
             print(f"checked by: {work.checked}")
+
+
+def print_notes(works: Sequence[EngineWork], named: str, notes: Sequence[str]) -> None:
+    """Print what there is to say about the host, and about each engine."""
     show.notes([*notes, *(note if named else f"{work.name}: {note}" for work in works for note in work.plan.notes)])
+
+
+def _print_steps(works: Sequence[EngineWork], named: str) -> None:
     steps = {work.name: step for work in works if (step := step_of(work))}
     if named:
         for step in steps.values():

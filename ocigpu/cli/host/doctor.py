@@ -46,7 +46,9 @@ def doctor_command(
     if len(asked) > 1:
         raise UsageError("--tenants and --claims exclude each other")
     if asked and (fix or archive or html or markdown or format_ not in ("", "text", "json")):
-        raise UsageError(f"--{asked[0]} reports as text or JSON, and knows no --fix, --archive, --html and --markdown")
+        raise UsageError(
+            f"--{asked[0]} reports as text or JSON; it cannot be combined with --fix, --archive, --html or --markdown"
+        )
     _, checks, title = parts[asked[0]] if asked else (False, CHECKS, "")
     if list_ or markdown:
         if list_ and markdown:
@@ -68,7 +70,9 @@ def doctor_command(
     if fix and not yes and not (sys.stdin and sys.stdin.isatty()):
         raise UsageError("--fix asks before each fix, and standard input is no terminal", "carry out all: --fix --yes")
     if (since or watch) and (fix or archive or html or form not in ("text", "json")):
-        raise UsageError("--since and --watch report as text or JSON, and know no --fix, --archive and --html")
+        raise UsageError(
+            "--since and --watch report as text or JSON; they cannot be combined with --fix, --archive or --html"
+        )
     if watch and (since or form == "json"):
         raise UsageError("--watch reports as text, and excludes --since")
     before = _read_before(since) if since else []
@@ -132,7 +136,7 @@ def _report_since(path: str, before: "list[Finding]", host: "Host", findings: "l
     if form == "json":
         show.data({**to_data(host, findings), "since": changed.to_data(changes)})
     else:
-        counts = f"{len(changes.new)} new, {len(changes.gone)} gone, {len(changes.same)} as before"
+        counts = f"{len(changes.new)} new, {len(changes.gone)} gone, {len(changes.same)} unchanged"
         print(f"since {printable(path)}: {counts}")
         show.report(changed.render_changes(changes))
     return exit_status(list(changes.new))
@@ -173,7 +177,7 @@ def carry_out_fixes(findings: "list[Finding]", examine: Callable[[str], "list[Fi
             continue
         again = [one for one in examine(item.name) if one.is_still(item)] if tried else [item]
         if not again:  # what was done for another has helped
-            print(f"\n{number}. {item.name}: is gone")
+            print(f"\n{number}. {item.name}: already resolved")
             continue
         print(f"\n{number}. {item.name}: {printable(item.text)}")
         for line in item.safe:

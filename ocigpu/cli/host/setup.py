@@ -8,20 +8,33 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ocigpu.cli.engines.configure import EngineWork, carry_out_work, known_engine, plan_works, step_of, work_data
+from ocigpu.cli.engines.configure import (
+    UNCONFIRMED,
+    EngineWork,
+    carry_out_work,
+    known_engine,
+    plan_works,
+    print_notes,
+    print_works,
+    step_of,
+    work_data,
+)
 from ocigpu.cli.front import show
 from ocigpu.cli.front.common import load_facts, load_settings, settings_path
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
+from ocigpu.core.vendors import VENDORS
 
 if TYPE_CHECKING:
     from ocigpu.cli.engines.try_engine import Result
+    from ocigpu.core.facts import HostFacts
     from ocigpu.doctor.findings import Finding
+    from ocigpu.doctor.host import Host
 
-UNCONFIRMED, FAILED = 3, 4
-"""Exit statuses: nobody said yes; a container has not what the plan says, or none could be started."""
+FAILED = 4
+"""Exit status when a container has not what the plan says, or none could be started."""
 BOOTED = "/run/systemd/system"
 """It is there when the machine was booted with systemd (sd_booted(3))."""
 READY_SECONDS = 60
@@ -42,6 +55,11 @@ class Restart(NamedTuple):
             return self.command
         return f"{self.command}   (stops {show.count(len(self.stopped), 'running container')})"
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """The command as JSON data, not yet carried out."""
+        return {"command": self.command, "stops": list(self.stopped), "status": None}
+
 
 def setup_command(
     engine: str = "", yes: bool = False, dry_run: bool = False, undo: bool = False, json: bool = False, config: str = ""
@@ -54,67 +72,55 @@ def setup_command(
 
 def _set_up(named: str, yes: bool, dry_run: bool, json: bool, config: str) -> int:
     from ocigpu.cli.engines.configure import plan_targets
-    from ocigpu.doctor.host import Host
-    from ocigpu.doctor.report import exit_status, render, run_checks
+    from ocigpu.cli.engines.try_engine import data_of, print_results
+    from ocigpu.doctor.report import exit_status, render
     from ocigpu.engines.configure import plan_configuration
 
-    def examine() -> "tuple[Host, list[Finding]]":
-        host = Host("", settings_path(config))
-        with show.Progress("checking this machine"):
-            return host, run_checks(host)
-
-    settings = load_settings(config)
-    host, findings = examine()
+    facts = load_facts(load_settings(config))
+    host, findings = _examine(config)
     if not json:
-        show.report([*render(host, findings)][:3])
-    if not load_facts(settings).gpus:
-        if not json:
-            show.report([*render(host, findings)][3:])
+        lines = list(render(host, findings))
+        show.report(lines[:3] if facts.gpus else lines)
+    if not facts.gpus:
         raise HostError("OCIGPU-HOST-1", "this host shows no GPU that a container could be given")
     fixes = [item for item in findings if item.safe and not item.safe[0].startswith("ocigpu engine ")]
-    if fixes and not json:
-        print("\nfixes:")
-        for item in fixes:
-            print(f"  {item.name}: {printable(item.text)}")
-            print("".join(f"      {printable(line, 1000)}\n" for line in item.safe), end="")
-    targets, notes = plan_targets(named)
     if not json:
-        print()
+        _print_fixes(fixes)
+    targets, notes = plan_targets(named)
     works = plan_works(targets, plan_configuration, show_diff=not json)
     if named and works[0].error:
         raise works[0].error
-    restarts = _plan_restarts(works)
-    stays = dry_run or not _agree(works, restarts, len(fixes), yes, json)
-    done: list[dict[str, Any]] = []
+    restarts = _plan_restarts(works, findings)
+    if not json:
+        _print_plan(works, named, notes, restarts)
+    stays = dry_run or not (yes or not (fixes or restarts or _changed(works)) or show.confirm("Do this?"))
+    commands = [one.data for one in restarts]
     results: list[Result] = []
+    left: list[str] = []
     if not stays:
-        done += [_fix(item, json) for item in fixes]
+        commands = [_fix(item, json) for item in fixes]
         works = _carry_out(works)
-        done += [_restart(one) for one in restarts if not _failed(works, one.engine)]
-        results = _try(named, works, config, notes)
-        host, findings = examine()
+        commands += [_restart(one) for one in restarts if not _failed(works, one.engine)]
+        results, left = _try(named, works, config)
+        host, findings = _examine(config)
     passed = bool(results) and all(result.passed for result in results)
-    status = 0 if dry_run or passed else UNCONFIRMED if stays else FAILED
+    status = _status(works, stays, dry_run, passed)
     if json:
-        data = {
-            "ready": passed,
-            "dry_run": stays,
-            "engines": [work_data(work) for work in works],
-            "commands": done or [{"command": one.command, "status": None} for one in restarts],
-            "results": [{**result._asdict(), "passed": result.passed} for result in results],
-            "left": [item.name for item in findings if item.is_bad],
-            "notes": notes,
-        }
-        show.data(data)
+        shown = data_of(results, facts, [*notes, *left])
+        more = {"commands": commands, "left": [item.name for item in findings if item.is_bad]}
+        show.data({**shown, "passed": passed, "dry_run": stays, "engines": [work_data(work) for work in works], **more})
         return status
-    _print_works(works, stays)
-    show.notes([*notes, *(f"{work.name}: {note}" for work in works for note in work.plan.notes)])
     if stays:
-        print("nothing was changed" + ("" if dry_run else ", as nobody said yes (--yes)"))
+        print("nothing changed" + ("" if dry_run else ": not confirmed (use --yes)"))
         return status
-    _print_results(results)
+    print_works(works, undone=False)
+    print()
+    if results:
+        print_results(results, facts, [])
+    show.notes(left)
+    _print_line(results, facts)
     if exit_status(findings):
-        print("\nocigpu doctor has more to say:")
+        print("\nRemaining findings:")
         show.report([*render(host, findings)][3:])
     return status
 
@@ -124,39 +130,68 @@ def _undo(named: str, yes: bool, dry_run: bool, json: bool) -> int:
     from ocigpu.engines.remove import plan_removal
     from ocigpu.engines.wanted import Wanted
 
-    targets, _ = find_targets(named, Wanted("", "", False, False), "/", "", "")
+    targets, notes = find_targets(named, Wanted("", "", False, False), "/", "", "")
     works = plan_works(targets, plan_removal, show_diff=not json)
     if named and works[0].error:
         raise works[0].error
-    restarts = _plan_restarts(works)
-    stays = dry_run or not _agree(works, restarts, 0, yes, json)
-    done = []
+    restarts = _plan_restarts(works, [])
+    if not json:
+        _print_plan(works, named, notes, restarts)
+    stays = dry_run or not (yes or not (restarts or _changed(works)) or show.confirm("Do this?"))
+    commands = [one.data for one in restarts]
     if not stays:
         works = _carry_out(works)
-        done = [_restart(one) for one in restarts if not _failed(works, one.engine)]
-    failed = any(work.error for work in works) or any(one["status"] for one in done)
+        commands = [_restart(one) for one in restarts if not _failed(works, one.engine)]
     if json:
-        show.data({"dry_run": stays, "engines": [work_data(work) for work in works], "commands": done})
+        show.data({"dry_run": stays, "engines": [work_data(work) for work in works], "commands": commands})
+    elif stays:
+        print("nothing changed" + ("" if dry_run else ": not confirmed (use --yes)"))
     else:
-        _print_works(works, stays)
-        if stays:
-            print("nothing was changed" + ("" if dry_run else ", as nobody said yes (--yes)"))
-    return 1 if failed else UNCONFIRMED if stays and not dry_run else 0
+        print_works(works, undone=False)
+    status = _status(works, stays, dry_run, passed=True)
+    return 1 if not stays and any(one["status"] for one in commands) else status
+
+
+def _status(works: Sequence[EngineWork], stays: bool, dry_run: bool, passed: bool) -> int:
+    if any(work.error for work in works):
+        return 1
+    if stays:
+        return 0 if dry_run else UNCONFIRMED
+    return 0 if passed else FAILED
+
+
+def _examine(config: str) -> "tuple[Host, list[Finding]]":
+    from ocigpu.doctor.host import Host
+    from ocigpu.doctor.report import run_checks
+
+    host = Host("", settings_path(config))
+    with show.Progress("checking this machine"):
+        return host, run_checks(host)
 
 
 # what is to be done
 
 
-def _plan_restarts(works: Sequence[EngineWork]) -> list[Restart]:
-    """Return the restarts of engines that run and whose files change; an engine that is not running needs none."""
+def _changed(works: Sequence[EngineWork]) -> bool:
+    return any(work.changed for work in works)
+
+
+def _plan_restarts(works: Sequence[EngineWork], findings: "Sequence[Finding]") -> list[Restart]:
+    """Return the restarts of engines that run and whose files change, and of a dockerd that has not read its file."""
+    from ocigpu.engines.places import KUBERNETES
     from ocigpu.engines.status import find_engines
 
     running = [one for one in find_engines() if one.running]
+    unread = next((item.fixes for item in findings if item.name == "docker-not-restarted" and item.is_bad), ())
     found = []
     for work in works:
-        step = step_of(work)
-        engine = next((one for one in running if work.name in (one.name, one.engine, one.flavour)), None)
-        if not (step and engine and work.changed):
+        step = step_of(work) if work.changed else ""
+        if not step and work.options.engine == "docker" and not work.error and len(unread) == 1:
+            step = unread[0]
+        engine = next((one for one in running if one.name == work.name), None) or next(
+            (one for one in running if one.engine == work.name and one.flavour not in KUBERNETES), None
+        )
+        if not (step and engine):
             continue
         if " (or " in step:  # k3s or its agent
             service = step.split()[2]
@@ -167,7 +202,10 @@ def _plan_restarts(works: Sequence[EngineWork]) -> list[Restart]:
 
 
 def _is_active(service: str) -> bool:
-    return subprocess.run(["systemctl", "--quiet", "is-active", service], check=False).returncode == 0
+    try:
+        return subprocess.run(["systemctl", "--quiet", "is-active", service], check=False).returncode == 0
+    except OSError:  # another service manager
+        return False
 
 
 def _stopped_by_restart() -> tuple[str, ...]:
@@ -180,17 +218,6 @@ def _stopped_by_restart() -> tuple[str, ...]:
     except OSError:  # no client: nobody starts containers by it
         return ()
     return () if keeps.output.strip() == "true" else tuple(listed.output.split())
-
-
-def _agree(works: Sequence[EngineWork], restarts: Sequence[Restart], fixes: int, yes: bool, json: bool) -> bool:
-    """Show the commands that follow, and ask once; nothing to do needs no answer."""
-    if not json and restarts:
-        print("then:")
-        for one in restarts:
-            print(f"  {printable(one.line, 1000)}")
-    if yes or not (fixes or restarts or any(work.changed for work in works)):
-        return True
-    return show.confirm("Do this?")
 
 
 # doing it
@@ -212,7 +239,7 @@ def _fix(item: "Finding", json: bool) -> dict[str, Any]:
 
     output = sys.stderr if json else None
     status = next((status for line in item.safe if (status := run_fix(line, output=output))), 0)
-    return {"command": "; ".join(item.safe), "status": status}
+    return {"command": "; ".join(item.safe), "stops": [], "status": status}
 
 
 def _restart(restart: Restart) -> dict[str, Any]:
@@ -221,77 +248,79 @@ def _restart(restart: Restart) -> dict[str, Any]:
     if words[0] == "systemctl" and not os.path.isdir(BOOTED):
         why = f"this machine was not booted with systemd: restart {restart.engine} yourself, then: ocigpu engine test"
         print(printable(f"{restart.engine}: {why}"), file=sys.stderr)
-        return {"command": restart.command, "status": 1}
+        return {**restart.data, "status": 1}
     sys.stdout.flush()
     with show.Progress(restart.command):
-        status = subprocess.run(words, check=False, stdout=sys.stderr).returncode
+        try:
+            status = subprocess.run(words, check=False, stdout=sys.stderr).returncode
+        except OSError as error:
+            print(printable(f"{restart.engine}: {restart.command}: {error.strerror}"), file=sys.stderr)
+            status = 1
         if not status and restart.engine == "docker":
             _await(["docker", "version", "--format", "{{.Server.Version}}"])
-    return {"command": restart.command, "status": status}
+    return {**restart.data, "status": status}
 
 
 def _await(command: Sequence[str]) -> None:
-    """Wait until a command succeeds, or as long as an engine may take."""
+    """Wait until a command succeeds, or as long as an engine may take; not for a command that is not here."""
     end = time.monotonic() + READY_SECONDS
-    while subprocess.run(command, check=False, capture_output=True).returncode and time.monotonic() < end:
-        time.sleep(0.2)
+    try:
+        while subprocess.run(command, check=False, capture_output=True).returncode and time.monotonic() < end:
+            time.sleep(0.2)
+    except OSError:
+        return
 
 
-def _try(named: str, works: Sequence[EngineWork], config: str, notes: list[str]) -> "list[Result]":
-    """Start containers; what keeps them from being started is a note."""
+def _try(named: str, works: Sequence[EngineWork], config: str) -> "tuple[list[Result], list[str]]":
+    """Start containers; returns how that went, and what was not tried and why."""
     from ocigpu.cli.engines.try_engine import try_engines
 
+    notes: list[str] = []
     if all(work.error for work in works):
-        return []
+        return [], notes
     settings = load_settings(config)
     try:
-        return try_engines(named, settings, load_facts(settings), notes)
+        return try_engines(named, settings, load_facts(settings), notes), notes
     except OcigpuError as error:
-        notes.append(f"no container was started: {error.line}" + (f" ({error.hint})" if error.hint else ""))
-        return []
+        return [], [*notes, f"no container was started: {error.line}" + (f" ({error.hint})" if error.hint else "")]
 
 
 # what is said
 
 
-def _print_works(works: Sequence[EngineWork], undone: bool) -> None:
-    done = "would be " if undone else ""
-    for work in works:
-        if work.error:
-            print(f"{work.name}: left as it is\n{work.error.render('ocigpu')}", file=sys.stderr)
-        for edit in work.plan.edits if not work.error else ():
-            if edit.changed:
-                how = "removed" if edit.after is None else "written" if edit.file.text is None else "changed"
-                print(printable(f"{edit.file.path}: {done}{how}"))
-        if not work.error and not work.changed:
-            print(f"{work.name}: nothing to do")
-
-
-def _print_results(results: "Sequence[Result]") -> None:
+def _print_fixes(fixes: "Sequence[Finding]") -> None:
+    if fixes:
+        print("\nfixes:")
+    for item in fixes:
+        print(f"  {item.name}: {printable(item.text)}")
+        for line in item.safe:
+            print(f"      {printable(line, 1000)}")
     print()
-    show.table(
-        ("engine", "asked by", "result"),
-        [(result.engine, result.way, "ok" if result.passed else "FAILED") for result in results],
-    )
-    for result in results:
-        failed = [check for check in result.checks if not check.passed]
-        for check in failed:
-            print(printable(f"{result.engine}: {result.way}: {check.message}"))
-        for hint in dict.fromkeys(check.hint for check in failed):
-            print(printable(f"hint: {hint}"))
-    good = [result for result in results if result.passed and LINES.get(result.way.split()[0])]
+
+
+def _print_plan(works: Sequence[EngineWork], named: str, notes: Sequence[str], restarts: Sequence[Restart]) -> None:
+    print_works(works, undone=True)
+    print_notes(works, named, notes)
+    if restarts:
+        print("then:")
+    for one in restarts:
+        print(f"  {printable(one.line, 1000)}")
+
+
+def _print_line(results: "Sequence[Result]", facts: "HostFacts") -> None:
+    """Print the line that people type, and what nvidia-smi printed in a container that was asked for in that way."""
+    good = [result for result in results if result.passed and result.way.startswith(("docker ", "podman "))]
     if good:
         best = next((result for result in good if "--gpus" in result.way), good[0])
-        print(f"\nIt works. To type:\n\n    {LINES[best.way.split()[0]](best.way)}\n")
+        print(f"\nIt works. Try it:\n\n    {_typed(best.way, facts.vendors)}\n")
         for line in best.printed.splitlines():
             show.foreign(f"    {line}")
 
 
-def _typed(way: str) -> str:
+def _typed(way: str, vendors: Sequence[str]) -> str:
     """Return the line that people type for a way: with an image of a registry, and removed at its end."""
-    variable = "" if "--gpus" in way or "--device" in way else " -e NVIDIA_VISIBLE_DEVICES=all"
-    return way.replace(" run", " run --rm", 1) + f"{variable} debian nvidia-smi"
-
-
-LINES: Mapping[str, Callable[[str], str]] = {"docker": _typed, "podman": _typed}
-"""By the program: ctr is for tests, pods are what people start with containerd."""
+    names = [VENDORS[vendor][1] for vendor in vendors]
+    asked = "--gpus" in way or "--device" in way
+    variables = "" if asked else "".join(f" -e {name}=all" for name in names)
+    command = "nvidia-smi" if "nvidia" in vendors else "ls /dev/dri"
+    return way.replace(" run", " run --rm", 1) + f"{variables} debian {command}"
