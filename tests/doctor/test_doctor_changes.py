@@ -33,9 +33,11 @@ def test_since_a_report_of_before(broken: Broken, run: Run, tmp_path: Path) -> N
 
 def test_a_check_that_could_not_be_made_takes_nothing_away() -> None:
     before = [Finding("error", "two", (Evidence("/a", ""),), name="one", code="x")]
-    changes = compare(before, [Finding("not-checked", "no root", name="one")])
-    assert (changes.gone, changes.unchecked) == ((), tuple(before))
-    assert not changes
+    for now in ([Finding("not-checked", "no root", name="one")], [Finding("ok", "another check", name="two")], []):
+        changes = compare(before, now)
+        assert (changes.gone, changes.unchecked) == ((), tuple(before))
+        assert not changes
+    assert compare(before, [Finding("ok", "mended", name="one")]).gone == tuple(before)
 
 
 NO_REPORTS = (

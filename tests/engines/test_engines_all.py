@@ -303,6 +303,9 @@ def test_an_engine_that_runs_is_restarted_and_one_that_cannot_be_is_named(machin
     """There is no systemd on this machine: make test-grounds has the restart itself."""
     machine.ocigpu("engine", "remove", "docker")
     try:
+        shown = machine.ocigpu("setup", "docker", "--dry-run").stdout
+        assert "then:\n  systemctl restart docker\n" in shown
+        assert ": link to " in shown
         done = machine.ocigpu("setup", "docker", "--yes", check=False)
         assert "then:\n  systemctl restart docker\n" in done.stdout
         assert "this machine was not booted with systemd: restart docker yourself" in done.stderr
