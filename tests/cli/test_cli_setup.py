@@ -79,8 +79,8 @@ def test_a_restart_names_what_it_stops() -> None:
         (
             "podman --runtime=ocigpu run",
             ("nvidia", "amd"),
-            "podman --runtime=ocigpu run --rm -e NVIDIA_VISIBLE_DEVICES=all -e AMD_VISIBLE_DEVICES=all"
-            " debian nvidia-smi",
+            "podman --runtime=ocigpu run --rm"
+            + " -e NVIDIA_VISIBLE_DEVICES=all -e AMD_VISIBLE_DEVICES=all debian nvidia-smi",
         ),
         (
             "docker run --device=amd.com/gpu=all",
