@@ -67,6 +67,9 @@ def test_a_restart_names_what_it_stops() -> None:
     assert restart.data == {"command": restart.command, "stops": ["c0", "c1"], "status": None}
 
 
+VARIABLES = " -e NVIDIA_VISIBLE_DEVICES=all -e AMD_VISIBLE_DEVICES=all"
+
+
 @pytest.mark.parametrize(
     ("way", "vendors", "line"),
     [
@@ -79,8 +82,7 @@ def test_a_restart_names_what_it_stops() -> None:
         (
             "podman --runtime=ocigpu run",
             ("nvidia", "amd"),
-            "podman --runtime=ocigpu run --rm"
-            + " -e NVIDIA_VISIBLE_DEVICES=all -e AMD_VISIBLE_DEVICES=all debian nvidia-smi",
+            f"podman --runtime=ocigpu run --rm{VARIABLES} debian nvidia-smi",
         ),
         (
             "docker run --device=amd.com/gpu=all",
