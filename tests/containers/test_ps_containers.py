@@ -367,8 +367,8 @@ def test_many_that_hang_take_no_longer_than_one() -> None:
     """And those that answer are heard, before and after them, also if their answers fill the pipe."""
     begin = time.monotonic()
     looks = [partial(str, "x" * 300_000), *(partial(time.sleep, 600) for _ in range(70)), partial(int, "7")]
-    asks = ask_each(looks, 4.0)
-    assert time.monotonic() - begin < 60  # 284 s one after another
+    asks = ask_each(looks, 10.0)
+    assert time.monotonic() - begin < 60  # 710 s one after another
     assert (asks[0](), asks[-1]()) == ("x" * 300_000, 7)
     for ask in asks[1:-1]:
         with pytest.raises(TimeoutError, match="it took too long"):
