@@ -201,7 +201,7 @@ def test_nvml_that_hangs_does_not_hang_the_plugin(lab: Lab) -> None:
 def test_the_process_that_reads_the_host_is_replaced(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
     children = Path(f"/proc/{lab.plugin.child.pid}/task/{lab.plugin.child.pid}/children").read_text().split()
-    readers = [int(pid) for pid in children if b"kubernetes.plugin.reading" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    readers = [int(pid) for pid in children if b"plugin.reading" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(readers[0], signal.SIGKILL)
     lab.plugin.wait_for_log("the process that reads the host ended")
     lab.fault("lost 0\n")
