@@ -9,8 +9,6 @@ from ocigpu.cli.front import show
 
 PROGRAMS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
 UNITS = ("ocigpu-cdi-refresh.path", "ocigpu-cdi-refresh.service", "ocigpu-watch.service", "ocigpu-repair.service")
-BOOTED = "/run/systemd/system"
-"""It is there when the machine was booted with systemd (sd_booted(3))."""
 SECONDS = 3
 
 
@@ -105,6 +103,8 @@ def status_command(config: str = "") -> "show.Answer":
 
 def _read_units() -> tuple[list[dict[str, Any]], str]:
     """Return the states of our units that systemd knows (systemctl(1), show), and why they are not known."""
+    from ocigpu.engines.places import BOOTED
+
     if not os.path.isdir(BOOTED):
         return [], ""
     from ocigpu.system.programs import run_program

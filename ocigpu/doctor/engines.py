@@ -390,7 +390,7 @@ def cgroup_driver(host: Host, status: EngineStatus) -> str:
     if status.engine == "docker" and host.docker and not host.docker.problem:
         return str(host.docker.info.get("CgroupDriver", ""))
     data = read_merged(host.root or "/", status.engine, status.target, [])[1]
-    systemd = host.exists("/run/systemd/system")
+    systemd = host.exists(places.BOOTED)
     if status.engine == "docker":
         for option in data.get("exec-opts") or ():
             if str(option).startswith("native.cgroupdriver="):

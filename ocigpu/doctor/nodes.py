@@ -6,6 +6,7 @@ import shlex
 from ocigpu.doctor.driver import why_not_ask
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
+from ocigpu.engines.places import BOOTED
 from ocigpu.gpus.nvidia.nodes import NodeChange
 from ocigpu.gpus.nvidia.procfs import parse_devices
 from ocigpu.gpus.tree import Tree, list_names, read_text
@@ -110,7 +111,7 @@ def check_links(host: Host) -> list[Finding]:
         return [not_checked("the nodes of a simulated host have their links in its own directory, where nobody looks")]
     absent = {item.number for item in host.missing_nodes}
     bad = [item for item in host.link_changes if item.what != "keep" and item.number not in absent]
-    what = "systemd" if host.exists("/run/systemd/system") else "missing"
+    what = "systemd" if host.exists(BOOTED) else "missing"
     make = host.command("system", "create-dev-char-symlinks")
     well = ok("every node has its link in /dev/char", Evidence("/dev/char", f"{len(host.link_changes)} links"))
     return _say_nodes(host, f"dev-char-links.{what}", bad, number=len(bad), make=make) or [well]

@@ -17,6 +17,8 @@ from ocigpu.system.paths import open_in_root
 from ocigpu.system.proc import parse_status
 
 ENGINES = ("docker", "containerd", "crio", "podman")
+BOOTED = "/run/systemd/system"
+"""It is there when the machine was booted with systemd (sd_booted(3))."""
 DAEMON_PATH = tuple(SEARCH_PATH.split(":"))
 """Where a service without a PATH of its own finds programs (systemd.exec(5)), the hook of Docker's --gpus too."""
 PROGRAMS = {"docker": "dockerd", "containerd": "containerd", "crio": "crio", "podman": "podman"}

@@ -96,11 +96,11 @@ class ExporterService:
     # collecting
 
     def collect(self) -> None:
-        """Sample and make pages for ever; a defect is told, and the work begins anew."""
+        """Sample and make pages until the program ends; a defect is logged, and the work starts again."""
         while True:
             try:
                 self._collect_on()
-            except Exception as error:  # noqa: BLE001 - a defect of ours is told, and the work begins anew
+            except Exception as error:  # noqa: BLE001 - a defect of ours is logged, and the work starts again
                 problem = as_own_error(error).message
                 self.log.once("defect", "error", problem)
                 self.standing = self.standing._replace(failed=self.standing.failed + 1, problem=problem)

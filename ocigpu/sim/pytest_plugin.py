@@ -110,7 +110,7 @@ def _load_from(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_nvml() -> None:
-    """Let NVIDIA's pynvml load the library anew: it keeps the first one, and the addresses of its functions."""
+    """Let NVIDIA's pynvml load the library again: it keeps the first one, and the addresses of its functions."""
     pynvml: Any = sys.modules.get("pynvml")
     if pynvml is not None:
         vars(pynvml).update(nvmlLib=None, _nvmlLib_refcount=0, _nvmlGetFunctionPointer_cache={})

@@ -1,7 +1,8 @@
 """``main`` of one of our modules in a process of its own, which takes and gives lines on a pipe each way.
 
 What may hang, crash or fork does so there, and only there.  The process is started without a fork, which is safe beside
-gRPC's threads.  Nothing here waits for it but :meth:`ModuleProcess.wait` and :meth:`ModuleProcess.close`.
+gRPC's threads.  Only :meth:`ModuleProcess.wait` and :meth:`ModuleProcess.close` wait for it, and
+:meth:`ModuleProcess.send` while its pipe is full.
 """
 
 import contextlib

@@ -93,7 +93,7 @@ def test_status_is_one_screen(run_there: Run, host: Path, tmp_path: Path, monkey
     program.write_text(f"#!/bin/sh\nprintf '%s\\n' {watch} '' {repair}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr("ocigpu.cli.about.BOOTED", str(tmp_path))
+    monkeypatch.setattr("ocigpu.engines.places.BOOTED", str(tmp_path))
     status, out, err = run_there("status")
     assert (status, err) == (0, "")
     lines = out.splitlines()

@@ -57,13 +57,25 @@ def configure_command(
     root, config, drop_in, hook_dir = _absolute(root, engine_config, drop_in, hook_dir)
     hook = True if gpus_hook or hook_dir else False if no_gpus_hook else None
     targets, notes = plan_targets(
-        named, name, runtime_path, default, cdi, kata, hook, hook_dir, root, config, drop_in, leave_sandbox=yes
+        named,
+        name=name,
+        runtime_path=runtime_path,
+        default=default,
+        cdi=cdi,
+        kata=kata,
+        hook=hook,
+        hook_dir=hook_dir,
+        root=root,
+        config=config,
+        drop_in=drop_in,
+        leave_sandbox=yes,
     )
     return _run(targets, plan_configuration, named, yes, dry_run, json, notes)
 
 
 def plan_targets(
     named: str,
+    *,
     name: str = "ocigpu",
     runtime_path: str = "",
     default: bool = False,

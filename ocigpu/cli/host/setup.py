@@ -26,6 +26,7 @@ from ocigpu.cli.front import show
 from ocigpu.cli.front.common import load_facts, load_settings, settings_path
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.core.vendors import VENDORS
+from ocigpu.engines.places import BOOTED
 
 if TYPE_CHECKING:
     from ocigpu.cli.engines.try_engine import Result
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 FAILED = 4
 """Exit status when a container has not what the plan says, or none could be started."""
-BOOTED = "/run/systemd/system"
-"""It is there when the machine was booted with systemd (sd_booted(3))."""
 READY_SECONDS = 60
 """How long a restarted engine may take until it answers."""
 
@@ -93,14 +92,14 @@ def _set_up(named: str, yes: bool, dry_run: bool, json: bool, config: str) -> in
     restarts = _plan_restarts(works, findings)
     if not json:
         _print_plan(works, named, notes, restarts)
-    stays = dry_run or not (yes or not (fixes or restarts or _changed(works)) or show.confirm("Do this?"))
+    stays = dry_run or not _agree(works, restarts, fixes, yes)
     commands = [one.data for one in restarts]
     results: list[Result] = []
     left: list[str] = []
     if not stays:
         commands = [_fix(item, json) for item in fixes]
-        works = _carry_out(works)
-        commands += [_restart(one) for one in restarts if not _failed(works, one.engine)]
+        works, restarted = _carry_out(works, restarts)
+        commands += restarted
         results, left = _try(named, works, config)
         host, findings = _examine(config)
     passed = bool(results) and all(result.passed for result in results)
@@ -111,7 +110,7 @@ def _set_up(named: str, yes: bool, dry_run: bool, json: bool, config: str) -> in
         show.data({**shown, "passed": passed, "dry_run": stays, "engines": [work_data(work) for work in works], **more})
         return status
     if stays:
-        print("nothing changed" + ("" if dry_run else ": not confirmed (use --yes)"))
+        _print_nothing(dry_run)
         return status
     print_works(works, undone=False)
     print()
@@ -137,15 +136,14 @@ def _undo(named: str, yes: bool, dry_run: bool, json: bool) -> int:
     restarts = _plan_restarts(works, [])
     if not json:
         _print_plan(works, named, notes, restarts)
-    stays = dry_run or not (yes or not (restarts or _changed(works)) or show.confirm("Do this?"))
+    stays = dry_run or not _agree(works, restarts, (), yes)
     commands = [one.data for one in restarts]
     if not stays:
-        works = _carry_out(works)
-        commands = [_restart(one) for one in restarts if not _failed(works, one.engine)]
+        works, commands = _carry_out(works, restarts)
     if json:
         show.data({"dry_run": stays, "engines": [work_data(work) for work in works], "commands": commands})
     elif stays:
-        print("nothing changed" + ("" if dry_run else ": not confirmed (use --yes)"))
+        _print_nothing(dry_run)
     else:
         print_works(works, undone=False)
     status = _status(works, stays, dry_run, passed=True)
@@ -172,8 +170,10 @@ def _examine(config: str) -> "tuple[Host, list[Finding]]":
 # what is to be done
 
 
-def _changed(works: Sequence[EngineWork]) -> bool:
-    return any(work.changed for work in works)
+def _agree(works: Sequence[EngineWork], restarts: Sequence[Restart], fixes: "Sequence[Finding]", yes: bool) -> bool:
+    """Ask once; where nothing is to be done there is nothing to ask."""
+    needed = fixes or restarts or any(work.changed for work in works)
+    return yes or not needed or show.confirm("Do this?")
 
 
 def _plan_restarts(works: Sequence[EngineWork], findings: "Sequence[Finding]") -> list[Restart]:
@@ -223,15 +223,16 @@ def _stopped_by_restart() -> tuple[str, ...]:
 # doing it
 
 
-def _carry_out(works: Sequence[EngineWork]) -> list[EngineWork]:
+def _carry_out(
+    works: Sequence[EngineWork], restarts: Sequence[Restart]
+) -> tuple[list[EngineWork], list[dict[str, Any]]]:
+    """Write the files, and restart the engines whose files were written; returns the works and the commands."""
     from ocigpu.engines.files import locked
 
     with locked():
-        return [carry_out_work(work) for work in works]
-
-
-def _failed(works: Sequence[EngineWork], name: str) -> bool:
-    return any(work.error for work in works if work.name == name)
+        done = [carry_out_work(work) for work in works]
+    failed = {work.name for work in done if work.error}
+    return done, [_restart(one) for one in restarts if one.engine not in failed]
 
 
 def _fix(item: "Finding", json: bool) -> dict[str, Any]:
@@ -305,6 +306,10 @@ def _print_plan(works: Sequence[EngineWork], named: str, notes: Sequence[str], r
         print("then:")
     for one in restarts:
         print(f"  {printable(one.line, 1000)}")
+
+
+def _print_nothing(dry_run: bool) -> None:
+    print("nothing changed" + ("" if dry_run else ": not confirmed (use --yes)"))
 
 
 def _print_line(results: "Sequence[Result]", facts: "HostFacts") -> None:

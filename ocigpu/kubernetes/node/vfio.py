@@ -124,5 +124,5 @@ def vfio_name(address: str) -> str:
 
 
 def name_at(what: str, address: str) -> str:
-    """Return a name by a PCI address, which stays when another GPU is lost: numbers are then given anew."""
+    """Return a name made from a PCI address: it stays when another GPU is lost, and numbers do not."""
     return "-".join([what, *re.split("[:.]", sysfs_address(normal_bus_id(address)))])

@@ -1,4 +1,4 @@
-"""Small files and modes.  A file or link that the image has in the place of one is kept, to be put back."""
+"""Small files and modes.  A file or link of the image that one replaces is kept, to be put back."""
 
 import errno
 import os

@@ -133,7 +133,7 @@ def _merge_ld_cache(transaction: Transaction, action: RefreshLdCache, at: At, ke
 def restore_ld_cache(transaction: Transaction, entry: "Entry") -> None:
     """Put the image's own cache back, unless ldconfig never came to replace it.
 
-    "ino" is the number of a file that was merged: another start may have made it anew.
+    "ino" is the number of a file that was merged: another start may have replaced it.
     """
     backup_fd = transaction.supplies.backup_fd
     with transaction.own_parent(entry["path"]) as at:

@@ -68,7 +68,7 @@ def _cover_with_target(transaction: Transaction, action: Link, at: At) -> None:
 def remove_link(transaction: Transaction, entry: "Entry") -> None:
     """Take our link away, or put the image's back.
 
-    "temp" is the name ours had before it was moved into place, "ino" its number: another start may have made it anew.
+    "temp" is the name ours had before it was moved into place, "ino" its number: another start may have replaced it.
     """
     with transaction.own_parent(entry["path"]) as at:
         draft = at.beside(entry["temp"])
