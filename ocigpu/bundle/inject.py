@@ -155,7 +155,7 @@ class _Draft:
         major, minor = node.get("major", 0), node.get("minor", 0)
         complete = bool(kind) and (major != 0 or kind == "p")  # enough to make the node without the host's
         mode = node.get("fileMode")
-        status, cause = self._look(host_path)
+        status, cause = self._stat_host(host_path)
         host_kind = NODE_TYPES.get(stat.S_IFMT(status.st_mode), "") if status else ""
         if status and not host_kind:
             cause = "not a device node"
@@ -205,7 +205,7 @@ class _Draft:
         options = list(mount.get("options", ()))
         bound, bound_with_all = kind == "bind" or "bind" in options, "rbind" in options
         checked = (bound or bound_with_all) and source.startswith("/")  # a relative one is relative to the bundle
-        if checked and (cause := self._why_not_source(source)):
+        if checked and (cause := self._why_source_refused(source)):
             message = f"{named}mount {mount['containerPath']}: host path {quoted(source)}: {cause}"
             raise CdiError("OCIGPU-CDI-6", message)
         mapped = self.user_namespace and not self.rootless and not {"idmap", "ridmap"}.intersection(options)
@@ -217,19 +217,19 @@ class _Draft:
             entry["options"] = options
         self._put_mount(mount["containerPath"], entry)
 
-    def _look(self, path: str) -> "tuple[os.stat_result | None, str]":
+    def _stat_host(self, path: str) -> "tuple[os.stat_result | None, str]":
         """Return the status of a path of the host, or why there is none."""
         try:
             return self.lstat(path), ""
         except (OSError, ValueError) as error:
             return None, getattr(error, "strerror", None) or str(error)
 
-    def _why_not_source(self, path: str) -> str:
+    def _why_source_refused(self, path: str) -> str:
         """Return why a path of the host is not mounted, "" if it is.
 
         A link in /tmp or the like: its maker chooses what the container gets of the host, perhaps to write to.
         """
-        status, cause = self._look(path)
+        status, cause = self._stat_host(path)
         if status and stat.S_ISLNK(status.st_mode) and is_open_to_all(os.path.dirname(path)):
             return "a link, in a directory where every user can make one"
         return cause

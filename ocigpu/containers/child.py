@@ -114,10 +114,10 @@ def look_below(root: str, look: Callable[[int], Any]) -> Any:
     The directory may be of a file system that never answers.
     """
 
-    def look_there() -> Any:
+    def open_and_look() -> Any:
         return look(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
 
-    return ask_child(look_there)
+    return ask_child(open_and_look)
 
 
 def look_into(containers: Sequence[Container], look: Callable[[int], Any]) -> list[tuple[Any, str]]:
@@ -126,7 +126,7 @@ def look_into(containers: Sequence[Container], look: Callable[[int], Any]) -> li
     None, and why nothing was found, for whatever goes wrong.
     """
 
-    def look_there(container: Container) -> Any:
+    def open_and_look(container: Container) -> Any:
         with process_of(container) as proc_fd:
             return look(proc_fd)
 
@@ -138,4 +138,4 @@ def look_into(containers: Sequence[Container], look: Callable[[int], Any]) -> li
         except OSError as error:
             return None, f"its files cannot be looked at: {error.strerror or error}"
 
-    return [result(ask) for ask in ask_each(partial(look_there, container) for container in containers)]
+    return [result(ask) for ask in ask_each(partial(open_and_look, container) for container in containers)]

@@ -87,7 +87,7 @@ def look_inside(
     what = f"look into container process {container.pid}"
     try:
         directories = [path for _, path in cgroup_directories(container.proc_fd)]
-        found = ask_child(lambda: _look(container, directories, nodes, paths), seconds)
+        found = ask_child(lambda: _probe(container, directories, nodes, paths), seconds)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise OcigpuError("OCIGPU-CTR-4", f"{what}: {where}{error.strerror or error}") from error
@@ -114,7 +114,7 @@ def _enter(container: LiveContainer, as_root: bool = False) -> int:
     return root_fd
 
 
-def _look(
+def _probe(
     container: LiveContainer, directories: Sequence[str], nodes: Sequence[DeviceNode], paths: Sequence[str]
 ) -> tuple[list[Answer], list[ProbedFile]]:
     fs_fd = libc.fsopen("tmpfs")
@@ -123,7 +123,7 @@ def _look(
     join_cgroups(directories)
     root_fd = _enter(container, as_root=True)
     answers = [Answer(*_try_path(root_fd, node), _try_made(place_fd, str(i), node)) for i, node in enumerate(nodes)]
-    return answers, [_look_at(root_fd, path) for path in paths]
+    return answers, [_probe_path(root_fd, path) for path in paths]
 
 
 def _try_path(root_fd: int, node: DeviceNode) -> tuple[str, str]:
@@ -154,7 +154,7 @@ def _open(path: str, dir_fd: int | None = None) -> str:
     return "ok"
 
 
-def _look_at(root_fd: int, path: str) -> ProbedFile:
+def _probe_path(root_fd: int, path: str) -> ProbedFile:
     try:
         fd = open_in_root(root_fd, path, os.O_PATH)
     except OSError:  # missing, or a link that leads nowhere

@@ -119,7 +119,7 @@ def start_worker(plan: "Plan", settings: "Settings") -> Worker:
     For :func:`provision` by a process with CAP_SYS_ADMIN.  It ends when this process does.  Raises ApplyError
     OCIGPU-LD-1 for an ldconfig that cannot be used, and OSError.
     """
-    return _fork(plan, _take_supplies(plan, settings), _wait_for_container)
+    return _fork(plan, _open_host_files(plan, settings), _wait_for_container)
 
 
 def _fork(
@@ -145,10 +145,10 @@ def _wait_for_container(down_fd: int) -> LiveContainer | None:
     return open_container(*rawjson.parse(text.decode()))
 
 
-def _take_supplies(plan: "Plan", settings: "Settings", sources: bool = True) -> Supplies:
-    """Take from the host what the worker cannot reach later; the caller closes it.
+def _open_host_files(plan: "Plan", settings: "Settings", sources: bool = True) -> Supplies:
+    """Open the host's files that the worker cannot reach later; the caller closes them.
 
-    ``sources``: also what will be mounted.  Raises ApplyError OCIGPU-LD-1 for an ldconfig that cannot be used.
+    ``sources``: also open what will be mounted.  Raises ApplyError OCIGPU-LD-1 for an ldconfig that cannot be used.
     """
     _load_late()
     new_calls = libc.has_mount_setattr() and not _FORCE_MOUNT2
@@ -203,18 +203,18 @@ def _provision(
     """Provision an open container and close it."""
     try:
         if worker is not None:
-            return _see_through(plan, container, config, settings, worker, caller)
-        supplies = _take_supplies(plan, settings, not container.join_user)
+            return _run_to_commit(plan, container, config, settings, worker, caller)
+        supplies = _open_host_files(plan, settings, not container.join_user)
         try:
             worker = _fork(plan, supplies, lambda _: container, waits=False)
-            return _see_through(plan, container, config, settings, worker, caller)
+            return _run_to_commit(plan, container, config, settings, worker, caller)
         finally:
             supplies.close()
     finally:
         container.close()
 
 
-def _see_through(
+def _run_to_commit(
     plan: "Plan",
     container: LiveContainer,
     config: "dict[str, Any] | None",
@@ -222,7 +222,7 @@ def _see_through(
     worker: Worker,
     caller: Caller,
 ) -> tuple[str, ...]:
-    """Allow the devices while the worker works, have it commit or all undone; return the notes."""
+    """Allow the devices while the worker works, then have it commit, or undo everything; return the notes."""
     undo_rules: "Callable[[], None] | None" = None
     seconds = caller.seconds or seconds_left()
     end = time.monotonic() + seconds + caller.seconds

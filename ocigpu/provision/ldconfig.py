@@ -276,7 +276,7 @@ class _Sandbox:
             os.close(self.go_fd)
             os.close(self.output_fd)
             code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
-            self._tell(f"signal {-code}" if code < 0 else f"exit {code}")
+            self._write_status(f"signal {-code}" if code < 0 else f"exit {code}")
             os._exit(0)
         except BaseException as error:  # noqa: BLE001 - the only way out of a forked child is _exit
             self._fail(error)
@@ -453,12 +453,12 @@ class _Sandbox:
         """Return the mounts in sight, from a procfs that was opened before the image's files were."""
         return parse_mounts(read_proc("self/mountinfo", self.proc_fd))
 
-    def _tell(self, text: str) -> None:
+    def _write_status(self, text: str) -> None:
         os.write(self.status_fd, text.encode("utf-8", "backslashreplace") + b"\n")
 
     def _fail(self, error: BaseException) -> None:
         why = cause(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         try:
-            self._tell(f"error {self.step}: {why}")
+            self._write_status(f"error {self.step}: {why}")
         finally:  # nobody may listen any more
             os._exit(127)

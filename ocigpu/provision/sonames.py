@@ -86,7 +86,7 @@ class _Folder:
         found: dict[str, str] = {}
         for name in wanted:
             soname = self._read_soname(name)
-            if soname and soname not in taken and (soname not in self.links or self._gives_way(soname, name)):
+            if soname and soname not in taken and (soname not in self.links or self._may_replace(soname, name)):
                 taken.add(soname)
                 found[soname] = name
         return found
@@ -108,8 +108,8 @@ class _Folder:
         soname = library.soname if library else ""
         return soname if soname.startswith("lib") and ".so" in soname and soname.isprintable() else ""
 
-    def _gives_way(self, link: str, name: str) -> bool:
-        """Tell whether an existing link is to lead to this file: to one that was mounted rather than to the image's."""
+    def _may_replace(self, link: str, name: str) -> bool:
+        """Tell whether this file may take over an existing link: a mounted file takes it from a file of the image."""
         target = os.readlink(link, dir_fd=self.fd)
         if name in self.mounted:
             return os.path.basename(target) not in self.mounted

@@ -93,12 +93,12 @@ class TenancyController:
         What fails for one tenancy is in its status and does not hold up the others.  Raises HostError (OCIGPU-KUBE-5)
         when the cluster cannot be read, NotLeadingError when another replica may lead.
         """
-        tenancies, seen, options = self._look_at_all()
+        tenancies, seen, options = self._read_all()
         return min([self._reconcile(tenancy, seen, options) for tenancy in tenancies], default=RESYNC)
 
     def find_unsettled(self) -> list[str]:
         """Return the names of tenancies that are not as they should be, or do not say what is so; changes nothing."""
-        tenancies, seen, options = self._look_at_all()
+        tenancies, seen, options = self._read_all()
         return [each["metadata"]["name"] for each in tenancies if not self._is_settled(each, seen, options)]
 
     def reconcile(self, name: str) -> float:
@@ -112,7 +112,7 @@ class TenancyController:
         options, metadata = self._options._replace(cilium=self._cilium), found[0]["metadata"]
         going = bool(metadata.get("deletionTimestamp"))
         ours = FINALIZER in (metadata.get("finalizers") or ())  # else nothing is done before it is
-        seen = self._look(options, going, namespace_name(name)) if ours else _NOTHING
+        seen = self._read_objects(options, going, namespace_name(name)) if ours else _NOTHING
         return self._reconcile(found[0], seen, options)
 
     def _read_common(self) -> None:
@@ -125,7 +125,7 @@ class TenancyController:
         self._unenforced = find_unenforced(policies, listed("ValidatingAdmissionPolicyBinding")[0])
         self._common_until = time.monotonic() + SOON
 
-    def _look_at_all(self) -> tuple[list[Document], _Seen, TenancyOptions]:
+    def _read_all(self) -> tuple[list[Document], _Seen, TenancyOptions]:
         tenancies, self.version = self._documents.list("Tenancy")
         names = {each["metadata"]["name"] for each in tenancies}
         for gone in (self._problems.keys() | self._backoffs.keys()) - names:
@@ -134,7 +134,7 @@ class TenancyController:
             return [], _NOTHING, self._options
         self._read_common()
         options = self._options._replace(cilium=self._cilium)
-        seen = self._look(options, any(each["metadata"].get("deletionTimestamp") for each in tenancies))
+        seen = self._read_objects(options, any(each["metadata"].get("deletionTimestamp") for each in tenancies))
         return tenancies, seen, options
 
     def _forget(self, name: str) -> None:
@@ -151,7 +151,7 @@ class TenancyController:
         said = status["phase"] in SETTLED and status == (tenancy.get("status") or {})
         return said and not next_steps(tenancy, seen, options)
 
-    def _look(self, options: TenancyOptions, leases: bool, space: str = "") -> _Seen:
+    def _read_objects(self, options: TenancyOptions, leases: bool, space: str = "") -> _Seen:
         """Read what there is for all tenancies, or for that of a namespace alone."""
         listed = self._documents.list
         labels: Document = {TENANCY_LABEL: None}
@@ -177,7 +177,7 @@ class TenancyController:
         try:
             seen = self._see(tenancy, all_seen)
             status = make_status(tenancy, seen, options, self._time_now(), self._problems.get(name, ""))
-            tenancy = self._tell(tenancy, status)
+            tenancy = self._write_status(tenancy, status)
             steps = next_steps(tenancy, seen, options)
             for step in steps:
                 self._take(name, step)
@@ -214,7 +214,7 @@ class TenancyController:
         made[step.verb](step.document)
         self._log("info", f"tenancy {name}: {step.verb} {step.document['kind']} {metadata['name']}")
 
-    def _tell(self, tenancy: Document, status: Document) -> Document:
+    def _write_status(self, tenancy: Document, status: Document) -> Document:
         """Write the status if it says anything new; returns the tenancy as it is now."""
         before = tenancy.get("status") or {}
         if status == before or FINALIZER not in (tenancy["metadata"].get("finalizers") or ()):

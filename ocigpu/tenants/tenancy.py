@@ -231,7 +231,7 @@ def next_steps(tenancy: Document, seen: TenancySeen, options: TenancyOptions) ->
         return ()
     if not going and FINALIZER not in finalizers:
         return (TenancyStep("update", _with(tenancy, finalizers=[*finalizers, FINALIZER])),)
-    space = _judge_namespace(tenancy, seen.namespace)
+    space = _observe_namespace(tenancy, seen.namespace)
     planned = plan_objects(tenancy, options)
     if going and (seen.namespace is None or space.reason in _FOREIGN):
         left = [each for each in finalizers if each != FINALIZER]
@@ -272,7 +272,7 @@ _FOREIGN = ("NamespaceNotOurs", "NamespaceReplaced")
 """Reasons why a namespace is left alone."""
 
 
-def _judge_namespace(tenancy: Document, space: Document | None) -> Verdict:
+def _observe_namespace(tenancy: Document, space: Document | None) -> Verdict:
     name, uid = namespace_name(tenancy["metadata"]["name"]), tenancy["metadata"].get("uid")
     known = ((tenancy.get("status") or {}).get("namespace") or {}).get("uid")
     if space is None:
@@ -312,9 +312,9 @@ _CONDITIONS = {
 }
 
 
-def judge(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tuple[Verdict, ...]:
+def observe_conditions(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tuple[Verdict, ...]:
     """Return each condition as it was observed, but for the summary."""
-    space = _judge_namespace(tenancy, seen.namespace)
+    space = _observe_namespace(tenancy, seen.namespace)
     planned = plan_objects(tenancy, options)
     if space.holds and not is_as_planned(planned[0], seen.namespace):
         words = f"namespace {namespace_name(tenancy['metadata']['name'])} is not as it should be"
@@ -322,7 +322,7 @@ def judge(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tupl
     verdicts = [space]
     for each in planned[1:]:
         found = seen.objects.get((each["kind"], each["metadata"]["name"])) if space.reason not in _FOREIGN else None
-        verdicts.append(_judge_object(_CONDITIONS[each["kind"]], each, found, seen))
+        verdicts.append(_observe_object(_CONDITIONS[each["kind"]], each, found, seen))
     missing = ", ".join(seen.unenforced)
     words = f"not in force: {missing}; install packaging/kubernetes/tenants.yaml" if missing else ""
     verdicts.append(Verdict("AdmissionEnforced", not missing, "NotInForce" if missing else "Observed", words))
@@ -337,7 +337,7 @@ def judge(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tupl
     return tuple(verdicts)
 
 
-def _judge_object(type_: str, planned: Document, found: Document | None, seen: TenancySeen) -> Verdict:
+def _observe_object(type_: str, planned: Document, found: Document | None, seen: TenancySeen) -> Verdict:
     kind = planned["kind"]
     if found is None:
         return Verdict(type_, False, "Absent", f"there is no {kind} {planned['metadata']['name']}")
@@ -366,7 +366,7 @@ def _names(words: str, names: Sequence[str]) -> str:
 
 def make_status(tenancy: Document, seen: TenancySeen, options: TenancyOptions, now: str, problem: str = "") -> Document:
     """Return the status; ``now``: RFC 3339, for conditions that change; ``problem``: what the last request met."""
-    verdicts = judge(tenancy, seen, options)
+    verdicts = observe_conditions(tenancy, seen, options)
     space, closed = verdicts[0], is_closed(tenancy)
     wrong = [each for each in verdicts if not each.holds]
     going = bool(tenancy["metadata"].get("deletionTimestamp"))

@@ -16,7 +16,7 @@ from support.programs import held_port
 
 from ocigpu.system.service import ServiceLog
 from ocigpu.tenants.service.cluster import ClusterClient
-from ocigpu.tenants.service.keeper import KeeperPace
+from ocigpu.tenants.service.reconciler import ReconcilerPace
 from ocigpu.tenants.service.request import TenantRules
 from ocigpu.tenants.service.server import CaasServer, ServiceOptions
 
@@ -43,7 +43,7 @@ class Lab:
         rules = options.pop("rules", TenantRules())._replace(rate=options.pop("rate", 1e6))
         self.options = {
             "rules": rules,
-            "pace": KeeperPace(0.2, 0.02, 0.2, 0.2),
+            "pace": ReconcilerPace(0.2, 0.02, 0.2, 0.2),
             "keep_seconds": 1e10,
             "pod_seconds": 1e10,
             **options,

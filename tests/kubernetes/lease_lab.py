@@ -13,7 +13,7 @@ from ocigpu.gpus.nvidia.fabric.partitions import FabricError, Partition, conflic
 from ocigpu.kubernetes.leases.agent import NodeAgent
 from ocigpu.kubernetes.leases.gate import LeaseGate
 from ocigpu.kubernetes.leases.journal import LeaseJournal
-from ocigpu.kubernetes.leases.lease import Lease, LeaseHolder, Phase, is_let_go
+from ocigpu.kubernetes.leases.lease import Lease, LeaseHolder, Phase, is_released
 from ocigpu.kubernetes.node.devices import PluginDevice
 
 GPUS = tuple(f"0000:{number:02x}:00.0" for number in range(1, 9))
@@ -181,7 +181,7 @@ class World:
                 assert not self.dirty.get(gpu), (lease, self.dirty[gpu])
                 assert not self.holders(gpu)
             if self.holders(gpu) and lease.phase is Phase.RECLAIMING:
-                assert not is_let_go(lease) or lease.quiet < 0 or lease.proofs
+                assert not is_released(lease) or lease.quiet < 0 or lease.proofs
             assert (
                 lease.phase in (Phase.FREE, Phase.RESERVED, Phase.LEASED)
                 or lease.reason

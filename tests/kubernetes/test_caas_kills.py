@@ -25,14 +25,14 @@ from ocigpu.tenants.service.store import CaasStore
 
 SERVE = """
 import sys
-from ocigpu.tenants.service.keeper import KeeperPace
+from ocigpu.tenants.service.reconciler import ReconcilerPace
 from ocigpu.tenants.service.server import CaasServer, ServiceOptions
 from ocigpu.tenants.service.store import StoreLimits
 from ocigpu.system.service import ServiceLog
 port, state, config = sys.argv[1:]
 limits = StoreLimits(containers=100_000)  # a fast machine makes more than 1,000, and the oldest would be forgotten
 options = ServiceOptions(f"127.0.0.1:{port}", state, config, keep_seconds=1e10, pod_seconds=0.0, limits=limits)
-CaasServer(options._replace(pace=KeeperPace(0.2, 0.02, 0.2, 0.2)), ServiceLog(True)).run()
+CaasServer(options._replace(pace=ReconcilerPace(0.2, 0.02, 0.2, 0.2)), ServiceLog(True)).run()
 """
 SPACE = "tenant-landon"
 PATH = "/v1/containers"

@@ -315,14 +315,14 @@ def test_streams_of_one_tenancy_share_an_overview(lab: Lab, monkeypatch: pytest.
 
     monkeypatch.setattr(events, "make_overview", count)
     monkeypatch.setattr(events, "SETTLE", 2.0)
-    keeper = lab.server.keeper
-    assert keeper
-    before, begun = keeper.bell.rings, time.monotonic()
+    reconciler = lab.server.reconciler
+    assert reconciler
+    before, begun = reconciler.signal.count, time.monotonic()
     with contextlib.ExitStack() as all_:
         for one in [all_.enter_context(lab.open("GET", "/v1/overview", key, Accept=STREAM)) for _ in range(16)]:
             assert one.readline() == b"event: overview\n"
             assert one.readline().startswith(b"data: {")
-        assert len(made) <= 1 + keeper.bell.rings - before + (time.monotonic() - begun) // events.SETTLE
+        assert len(made) <= 1 + reconciler.signal.count - before + (time.monotonic() - begun) // events.SETTLE
 
 
 # health

@@ -27,7 +27,6 @@ from ocigpu.tenants.service.database import FILE
 from ocigpu.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.tenants.service.image import REGISTRIES, check_registry, parse_image
 from ocigpu.tenants.service.intake import read_model
-from ocigpu.tenants.service.keeper import plan_of, wait_at_most
 from ocigpu.tenants.service.lifecycle import (
     MAX_JUDGED,
     REASONS,
@@ -45,6 +44,7 @@ from ocigpu.tenants.service.pods import (
     plan_volumes,
 )
 from ocigpu.tenants.service.problems import PROBLEMS, Refusal
+from ocigpu.tenants.service.reconciler import plan_of, wait_at_most
 from ocigpu.tenants.service.request import MAX_STREAMS, ApiRequest, ServiceState, TenantRules
 from ocigpu.tenants.service.server import audit_text
 from ocigpu.tenants.service.store import (

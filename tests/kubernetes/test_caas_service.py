@@ -30,9 +30,9 @@ from ocigpu.tenants.service.auth import OidcOptions, TokenReader
 from ocigpu.tenants.service.cluster import ClusterClient
 from ocigpu.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.tenants.service.intake import MAX_BODY
-from ocigpu.tenants.service.keeper import KeeperPace
 from ocigpu.tenants.service.models import LINKED, UNLINKED
 from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.reconciler import ReconcilerPace
 from ocigpu.tenants.service.request import TenantRules
 from ocigpu.tenants.service.server import CaasServer, ServiceOptions
 
@@ -652,7 +652,7 @@ def test_a_cluster_with_another_version_of_tenancies(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_refuses_new_containers_and_the_service_goes_on(tmp_path: Path) -> None:
-    with make_lab(tmp_path, pace=KeeperPace(0.2, 0.02, 0.2, 0.05)) as lab:
+    with make_lab(tmp_path, pace=ReconcilerPace(0.2, 0.02, 0.2, 0.05)) as lab:
         key = lab.key()
         made = lab.run(key)
         lab.pod(made)

@@ -17,7 +17,7 @@ from support.process import wait_for
 
 from ocigpu.tenants.service import events, intake, request, server, web
 from ocigpu.tenants.service.cluster import ClusterClient
-from ocigpu.tenants.service.keeper import PARALLEL, KeeperPace
+from ocigpu.tenants.service.reconciler import PARALLEL, ReconcilerPace
 from ocigpu.tenants.service.request import TenantRules
 from ocigpu.tenants.service.store import CaasStore
 
@@ -232,12 +232,12 @@ def test_who_waits_is_told_nothing_once_the_key_is_revoked(lab: Lab) -> None:
     made = lab.run(key)
     answers: list[Any] = []
     wanted = f"{PATH}/{made}?wait=running&timeout=60"
-    keeper = lab.server.keeper
-    assert keeper
-    others = len(keeper.bell._waiting)
+    reconciler = lab.server.reconciler
+    assert reconciler
+    others = reconciler.signal.listeners
     waiting = threading.Thread(target=lambda: answers.append(lab.ask("GET", wanted, key)))
     waiting.start()
-    wait_for("somebody to wait", lambda: len(keeper.bell._waiting) > others)
+    wait_for("a subscriber", lambda: reconciler.signal.listeners > others)
     assert lab.server.store.keys.revoke(number)
     lab.set_status(made, **running())
     waiting.join()
@@ -258,9 +258,9 @@ def test_a_followed_log_ends_with_its_key(lab: Lab) -> None:
 
 def test_a_tenancy_whose_cluster_is_slow_holds_up_itself_only(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.add_tenancy("slow")
-    keeper = lab.server.keeper
-    assert keeper
-    create, released = keeper.cluster.create, threading.Event()
+    reconciler = lab.server.reconciler
+    assert reconciler
+    create, released = reconciler.cluster.create, threading.Event()
     stuck: list[str] = []
 
     async def slowly(document: Any) -> bool:
@@ -270,7 +270,7 @@ def test_a_tenancy_whose_cluster_is_slow_holds_up_itself_only(lab: Lab, monkeypa
                 await asyncio.sleep(0.02)
         return await create(document)
 
-    monkeypatch.setattr(keeper.cluster, "create", slowly)
+    monkeypatch.setattr(reconciler.cluster, "create", slowly)
     slow = lab.key("slow")
     made = [lab.ask("POST", PATH, slow, {"image": "nvcr.io/x"}).body["id"] for _ in range(20)]
     wait_for("the slow ones", lambda: len(stuck) == PARALLEL)
@@ -319,18 +319,18 @@ def test_another_tenancys_pod_says_nothing_of_a_container_by_its_labels(lab: Lab
 
 def test_a_log_of_very_many_lines_holds_nobody_up(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = logged(lab, key)
-    keeper = lab.server.keeper
-    assert keeper
+    reconciler = lab.server.reconciler
+    assert reconciler
 
     async def read_log(*_: Any) -> AsyncIterator[str]:
         for number in range(300_000):
             yield f"2026-11-23T10:02:00Z {number:011}"
 
-    monkeypatch.setattr(keeper.cluster, "read_log", read_log)
+    monkeypatch.setattr(reconciler.cluster, "read_log", read_log)
     container = lab.server.store.find(made)
     assert container
     before = time.process_time()
-    asyncio.run(keeper._keep_log(container))
+    asyncio.run(reconciler.keep_log(container))
     assert time.process_time() - before < 10  # not a minute: each line costs the same
     kept = lab.server.store.read_log(made)
     assert kept
@@ -528,11 +528,11 @@ def test_a_pod_that_went_with_its_node_is_told(lab: Lab, key: str) -> None:
     lab.bind(made)
     lab.set_status(made, **running())
     assert lab.wait(key, made, "running")["node"] == "n1"
-    keeper = lab.server.keeper
-    assert keeper
-    wait_for("the node to be seen", lambda: not keeper.is_gone("n1"))
+    reconciler = lab.server.reconciler
+    assert reconciler
+    wait_for("the node to be seen", lambda: not reconciler.is_gone("n1"))
     lab.cluster.delete("Node", "n1")
-    wait_for("the node to be gone", lambda: keeper.is_gone("n1"))
+    wait_for("the node to be gone", lambda: reconciler.is_gone("n1"))
     lab.cluster.delete("Pod", made.replace("_", "-"), "tenant-landon", gracePeriodSeconds=0)
     assert lab.wait(key, made, "failed")["reason"] == "node_lost"
 
@@ -544,8 +544,8 @@ def test_events_are_watched_once_for_all(lab: Lab, key: str) -> None:
         lab.pod(one)
         lab.set_status(one, phase="Pending", conditions=SCHEDULED)
         lab.wait(key, one, "booting")
-    keeper = lab.server.keeper
-    assert keeper
+    reconciler = lab.server.reconciler
+    assert reconciler
     before = len(lab.cluster.requests)
     for number, one in enumerate(made):
         name = one.replace("_", "-")
@@ -562,7 +562,7 @@ def test_events_are_watched_once_for_all(lab: Lab, key: str) -> None:
     assert len(asked) <= 1  # the watch, if it begins again
     name = made[0].replace("_", "-")
     lab.cluster.delete("Event", f"{name}.1", "tenant-landon")
-    wait_for("the hour to be over", lambda: ("tenant-landon", name) not in keeper._told)
+    wait_for("the hour to be over", lambda: ("tenant-landon", name) not in reconciler.pod_events)
 
 
 def test_a_pod_that_somebody_removed_is_told(lab: Lab, key: str) -> None:
@@ -620,7 +620,7 @@ def test_a_pod_that_has_ended_leaves_the_cluster_and_its_container_is_told_of_al
 
 
 def test_a_tenancys_keys_and_containers_go_with_it(tmp_path: Path) -> None:
-    with make_lab(tmp_path, pace=KeeperPace(0.2, 0.02, 0.2, 0.2, 0.05)) as lab:
+    with make_lab(tmp_path, pace=ReconcilerPace(0.2, 0.02, 0.2, 0.2, 0.05)) as lab:
         key = lab.key()
         made = lab.run(key)
         lab.pod(made)

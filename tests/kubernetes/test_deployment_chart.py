@@ -22,7 +22,13 @@ from ocigpu.kubernetes.installer import program as node_installer
 from ocigpu.kubernetes.labels.program import find_place, publish, withdraw
 from ocigpu.kubernetes.mig import manager as mig_manager
 from ocigpu.kubernetes.mps.daemon import check_size
-from ocigpu.kubernetes.node.config import PluginOptions, Told, parse_config_file, parse_flags, read_configuration
+from ocigpu.kubernetes.node.config import (
+    CommandInput,
+    PluginOptions,
+    parse_config_file,
+    parse_flags,
+    read_configuration,
+)
 
 every_case = pytest.mark.parametrize("found", CASES, indirect=True)
 FOREIGN = ("monitoring.coreos.com/v1",)
@@ -143,7 +149,7 @@ def test_rights_are_those_that_the_program_uses(tmp_path: Path, target: str, rem
     assert rights(objects({"nodeLabels": {"target": target, "args": arguments}})) == used
 
 
-def flags_of(container: Object, environment: dict[str, str]) -> Told | None:
+def flags_of(container: Object, environment: dict[str, str]) -> CommandInput | None:
     """Return what a container's program is told by its words that are options of the device plugin's family."""
     program, *words = container["args"]
     if program == "device-plugin":

@@ -151,13 +151,13 @@ def test_the_devices_say_where_their_leases_are(leased: Leased) -> None:
     assert driver.gate
     driver.gate.journal.boot = leased.world.boot
     driver.node, driver.devices = leased.node, make_devices(leased.node or DraNode())
-    driver._judge()
+    driver.update_reasons()
     taints: dict[str, list[tuple[str, ...]]] = {}
 
     def look() -> dict[str, list[tuple[str, ...]]]:
         assert driver.gate
         if driver.gate.has_changed():
-            driver._judge()
+            driver.update_reasons()
         return {each.name: [tuple(taint) for taint in each.taints] for each in driver.offered if each.taints}
 
     assert look() == taints

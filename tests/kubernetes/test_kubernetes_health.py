@@ -176,12 +176,12 @@ def test_devices_have_the_errors_of_their_states() -> None:
     resource = Resource("nvidia.com/gpu", (*REPLICAS, B, mig("C", 7), mig("D", 7)._replace(error="own")))
     bad = HealthState(False, "XID 79", 0, 60)
     monitor = Monitor(Configuration())
-    assert monitor.judged(resource) == resource
+    assert monitor.with_health(resource) == resource
     monitor.states = {"A": bad, "B": HealthState(), "C": bad, "MIG-D70": bad}
-    found = monitor.judged(resource)
+    found = monitor.with_health(resource)
     assert [device.error for device in found.devices] == ["XID 79", "XID 79", "", "XID 79", "own"]
     monitor.states = {"A": HealthState()}
-    assert monitor.judged(found).devices[0].error == "XID 79", "errors of facts are not taken back"
+    assert monitor.with_health(found).devices[0].error == "XID 79", "errors of facts are not taken back"
 
 
 def test_faults_of_programs_are_the_published_ones() -> None:

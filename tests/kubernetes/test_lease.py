@@ -13,11 +13,12 @@ from ocigpu.kubernetes.leases.lease import (
     RECLAIM_LIMITS,
     RESERVE_LIMIT,
     Effect,
-    Happened,
     Lease,
     LeaseEvent,
+    LeaseEventKind,
     LeaseHolder,
     Phase,
+    blocked_by,
     check_act,
     check_reservable,
     describe,
@@ -25,19 +26,18 @@ from ocigpu.kubernetes.leases.lease import (
     is_repeated,
     set_name,
     step,
-    waits_for,
     work,
 )
 
 GPU, OTHER = "0000:1b:00.0", "0000:43:00.0"
 POD = LeaseHolder("tenant-a", "pod", "main")
-VM = LeaseEvent(Happened.HOLDERS, pids=(77,))
-NOBODY = LeaseEvent(Happened.HOLDERS)
-SEEN = LeaseEvent(Happened.POD_SEEN, holder=POD)
-OVER = LeaseEvent(Happened.POD_OVER)
-TICK = LeaseEvent(Happened.TICK)
-NEXT = LeaseEvent(Happened.STARTED, text="next")
-BOOT = LeaseEvent(Happened.STARTED, text="boot")
+VM = LeaseEvent(LeaseEventKind.HOLDERS, pids=(77,))
+NOBODY = LeaseEvent(LeaseEventKind.HOLDERS)
+SEEN = LeaseEvent(LeaseEventKind.POD_SEEN, holder=POD)
+OVER = LeaseEvent(LeaseEventKind.POD_OVER)
+TICK = LeaseEvent(LeaseEventKind.TICK)
+NEXT = LeaseEvent(LeaseEventKind.STARTED, text="next")
+BOOT = LeaseEvent(LeaseEventKind.STARTED, text="boot")
 
 
 def free(gpu: str = GPU) -> Lease:
@@ -52,19 +52,19 @@ def follow(lease: Lease, *events: tuple[float, LeaseEvent]) -> Lease:
 
 def reserved(*gpus: str) -> dict[str, Lease]:
     leases = [free(gpu) for gpu in gpus or (GPU,)]
-    event = LeaseEvent(Happened.RESERVE, text=set_name(leases), members=gpus or (GPU,))
+    event = LeaseEvent(LeaseEventKind.RESERVE, text=set_name(leases), members=gpus or (GPU,))
     return {lease.gpu: step(lease, event, 100.0)[0] for lease in leases}
 
 
 def leased(*gpus: str) -> dict[str, Lease]:
-    on = LeaseEvent(Happened.PARTITION_ON)
+    on = LeaseEvent(LeaseEventKind.PARTITION_ON)
     return {gpu: follow(lease, (101, on), (102, SEEN), (110, VM)) for gpu, lease in reserved(*gpus).items()}
 
 
 def checking() -> Lease:
     return follow(
         leased()[GPU], (200, OVER), (201, NOBODY), (204, NOBODY),
-        (205, LeaseEvent(Happened.RESET_DONE, text="bus reset")), (206, LeaseEvent(Happened.PARTITION_OFF)),
+        (205, LeaseEvent(LeaseEventKind.RESET_DONE, text="bus reset")), (206, LeaseEvent(LeaseEventKind.PARTITION_OFF)),
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_the_whole_life() -> None:
     lease = checking()
     assert (lease.phase, lease.generation) == (Phase.CHECKING, 7)
     assert effects(lease, 207) == (Effect.PROBE, Effect.CHECK)
-    lease = follow(lease, (210, LeaseEvent(Happened.CHECK_PASSED, 7, lease.turn)))
+    lease = follow(lease, (210, LeaseEvent(LeaseEventKind.CHECK_PASSED, 7, lease.turn)))
     assert (lease.phase, lease.holder, lease.members) == (Phase.FREE, None, ())
 
 
@@ -116,7 +116,7 @@ PATHS: dict[str, tuple[Lease, list[tuple[float, LeaseEvent]], Phase, str]] = {
             (150, OVER),
             (151, NOBODY),
             (154, NOBODY),
-            (155, LeaseEvent(Happened.RESET_FAILED, text="no method")),
+            (155, LeaseEvent(LeaseEventKind.RESET_FAILED, text="no method")),
             (900, TICK),
         ],
         Phase.QUARANTINED,
@@ -124,7 +124,7 @@ PATHS: dict[str, tuple[Lease, list[tuple[float, LeaseEvent]], Phase, str]] = {
     ),
     "a reset that nobody may do proves nothing": (
         leased()[GPU],
-        [(150, OVER), (151, LeaseEvent(Happened.RESET_DONE))],
+        [(150, OVER), (151, LeaseEvent(LeaseEventKind.RESET_DONE))],
         Phase.RECLAIMING,
         "PodEnded",
     ),
@@ -132,13 +132,13 @@ PATHS: dict[str, tuple[Lease, list[tuple[float, LeaseEvent]], Phase, str]] = {
     "a process holds a GPU that is checked": (checking(), [(208, VM)], Phase.RECLAIMING, "HolderUnexpected"),
     "the firmware is another": (
         checking(),
-        [(210, LeaseEvent(Happened.CHECK_MISMATCH, text="VBIOS 96.1 for 96.0"))],
+        [(210, LeaseEvent(LeaseEventKind.CHECK_MISMATCH, text="VBIOS 96.1 for 96.0"))],
         Phase.QUARANTINED,
         "FirmwareMismatch",
     ),
     "the BMC is silent for a while": (
         checking(),
-        [(210, LeaseEvent(Happened.CHECK_BROKEN, text="BMC: timed out")), (211, TICK)],
+        [(210, LeaseEvent(LeaseEventKind.CHECK_BROKEN, text="BMC: timed out")), (211, TICK)],
         Phase.CHECKING,
         "CheckBroken",
     ),
@@ -150,7 +150,7 @@ PATHS: dict[str, tuple[Lease, list[tuple[float, LeaseEvent]], Phase, str]] = {
     ),
     "an error of the GPU while it is lent": (
         leased()[GPU],
-        [(150, LeaseEvent(Happened.SICK, text="Xid: 79"))],
+        [(150, LeaseEvent(LeaseEventKind.SICK, text="Xid: 79"))],
         Phase.LEASED,
         "",
     ),
@@ -160,15 +160,15 @@ PATHS: dict[str, tuple[Lease, list[tuple[float, LeaseEvent]], Phase, str]] = {
             (150, OVER),
             (151, NOBODY),
             (154, NOBODY),
-            (155, LeaseEvent(Happened.RESET_DONE)),
-            (156, LeaseEvent(Happened.PARTITION_OFF)),
+            (155, LeaseEvent(LeaseEventKind.RESET_DONE)),
+            (156, LeaseEvent(LeaseEventKind.PARTITION_OFF)),
         ],
         Phase.QUARANTINED,
         "Xid",
     ),
     "an operator wants it while it is lent": (
         replace(checking(), maintenance="OperatorRequest"),
-        [(210, LeaseEvent(Happened.CHECK_PASSED))],
+        [(210, LeaseEvent(LeaseEventKind.CHECK_PASSED))],
         Phase.MAINTENANCE,
         "OperatorRequest",
     ),
@@ -201,13 +201,13 @@ PATHS: dict[str, tuple[Lease, list[tuple[float, LeaseEvent]], Phase, str]] = {
     ),
     "a release of another generation": (
         Lease(GPU, Phase.QUARANTINED, 7, reason="Xid"),
-        [(3, LeaseEvent(Happened.RELEASE, 6))],
+        [(3, LeaseEvent(LeaseEventKind.RELEASE, 6))],
         Phase.QUARANTINED,
         "Xid",
     ),
     "a release": (
         Lease(GPU, Phase.QUARANTINED, 7, reason="Xid"),
-        [(3, LeaseEvent(Happened.RELEASE, 7))],
+        [(3, LeaseEvent(LeaseEventKind.RELEASE, 7))],
         Phase.RECLAIMING,
         "Released",
     ),
@@ -223,19 +223,19 @@ def test_paths(lease: Lease, events: list[tuple[float, LeaseEvent]], phase: Phas
 def test_a_check_of_another_turn_says_nothing() -> None:
     """It was begun before the agent ended, and the GPU may have been held since."""
     lease = checking()
-    stale = LeaseEvent(Happened.CHECK_PASSED, lease.generation, lease.turn)
+    stale = LeaseEvent(LeaseEventKind.CHECK_PASSED, lease.generation, lease.turn)
     again = follow(lease, (300, BOOT))
     assert again.phase is Phase.CHECKING
     assert step(again, stale, 301)[0] == again
 
 
 def test_two_failed_activations_quarantine() -> None:
-    failed = LeaseEvent(Happened.PARTITION_FAILED, text="link training")
+    failed = LeaseEvent(LeaseEventKind.PARTITION_FAILED, text="link training")
     lease = follow(reserved()[GPU], (101, failed))
     assert (lease.phase, lease.reason, lease.sick) == (Phase.RECLAIMING, "PartitionFailed", "")
     lease = follow(
         replace(lease, phase=Phase.FREE, proofs=()),
-        (200, LeaseEvent(Happened.RESERVE, text="x", members=(GPU,))),
+        (200, LeaseEvent(LeaseEventKind.RESERVE, text="x", members=(GPU,))),
         (201, failed),
     )
     assert (lease.phase, lease.sick) == (Phase.RECLAIMING, "PartitionStuck")
@@ -246,7 +246,7 @@ def test_nothing_of_a_set_is_reset_before_all_is_let_go() -> None:
     let_go = ((200, OVER), (201, NOBODY), (204, NOBODY))
     leases[GPU] = follow(leases[GPU], *let_go)
     assert Effect.RESET in effects(leases[GPU], 205)
-    assert waits_for(leases[GPU], leases) == OTHER
+    assert blocked_by(leases[GPU], leases) == OTHER
     assert Effect.RESET not in [effect for effect, _ in work(leases, 205)]
     leases[OTHER] = follow(leases[OTHER], *let_go)
     assert [each for each in work(leases, 205) if each[0] is Effect.RESET] == [
@@ -257,9 +257,9 @@ def test_nothing_of_a_set_is_reset_before_all_is_let_go() -> None:
 
 def test_a_partition_is_switched_off_once_and_after_all_resets() -> None:
     leases = {gpu: follow(each, (200, OVER), (201, NOBODY), (204, NOBODY)) for gpu, each in leased(GPU, OTHER).items()}
-    leases[GPU] = follow(leases[GPU], (205, LeaseEvent(Happened.RESET_DONE)))
+    leases[GPU] = follow(leases[GPU], (205, LeaseEvent(LeaseEventKind.RESET_DONE)))
     assert Effect.DEACTIVATE not in [effect for effect, _ in work(leases, 206)]
-    leases[OTHER] = follow(leases[OTHER], (207, LeaseEvent(Happened.RESET_DONE)))
+    leases[OTHER] = follow(leases[OTHER], (207, LeaseEvent(LeaseEventKind.RESET_DONE)))
     assert [each for each in work(leases, 208) if each[0] is Effect.DEACTIVATE] == [(Effect.DEACTIVATE, (GPU, OTHER))]
 
 
@@ -278,21 +278,21 @@ def test_a_refusal_says_where_the_gpu_is() -> None:
 
 def test_maintenance_that_has_not_begun_can_be_taken_back() -> None:
     lease = leased()[GPU]
-    asked = follow(lease, (120, LeaseEvent(Happened.MAINTAIN, 7, text="OperatorRequest: new board")))
+    asked = follow(lease, (120, LeaseEvent(LeaseEventKind.MAINTAIN, 7, text="OperatorRequest: new board")))
     assert asked.maintenance == "OperatorRequest: new board"
-    check_act(asked, LeaseEvent(Happened.RELEASE, 7))
-    assert follow(asked, (121, LeaseEvent(Happened.RELEASE, 7))) == lease
+    check_act(asked, LeaseEvent(LeaseEventKind.RELEASE, 7))
+    assert follow(asked, (121, LeaseEvent(LeaseEventKind.RELEASE, 7))) == lease
 
 
 @pytest.mark.parametrize(
     ("lease", "kind", "generation", "says"),
     [
-        (free(), Happened.RELEASE, 6, "it is Free, neither"),
-        (Lease(GPU, Phase.QUARANTINED, 7), Happened.RELEASE, 6, "the generation is 7, not 6"),
-        (Lease(GPU, Phase.QUARANTINED, 7), Happened.MAINTAIN, 7, "stays so until it is released"),
+        (free(), LeaseEventKind.RELEASE, 6, "it is Free, neither"),
+        (Lease(GPU, Phase.QUARANTINED, 7), LeaseEventKind.RELEASE, 6, "the generation is 7, not 6"),
+        (Lease(GPU, Phase.QUARANTINED, 7), LeaseEventKind.MAINTAIN, 7, "stays so until it is released"),
     ],
 )
-def test_acts_that_are_refused(lease: Lease, kind: Happened, generation: int, says: str) -> None:
+def test_acts_that_are_refused(lease: Lease, kind: LeaseEventKind, generation: int, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         check_act(lease, LeaseEvent(kind, generation))
 
@@ -301,7 +301,7 @@ def test_acts_that_are_refused(lease: Lease, kind: Happened, generation: int, sa
 
 EVENTS = st.builds(
     LeaseEvent,
-    st.sampled_from(list(Happened)),
+    st.sampled_from(list(LeaseEventKind)),
     st.sampled_from((-1, -1, -1, 0, 1, 2, 6, 7, 8)),
     st.just(-1),
     st.sampled_from(("boot", "other boot", "Reason: text")),
@@ -328,9 +328,9 @@ def test_no_sequence_frees_what_was_not_checked(events: list[tuple[float, LeaseE
     for seconds, event in events:
         now += seconds
         before, (lease, wanted) = lease, step(lease, event, now)
-        if before.phase is Phase.CHECKING and event.kind is Happened.CHECK_PASSED and lease != before:
+        if before.phase is Phase.CHECKING and event.kind is LeaseEventKind.CHECK_PASSED and lease != before:
             clean = True
-        held = event.kind is Happened.HOLDERS and event.pids and event.generation in (-1, before.generation)
+        held = event.kind is LeaseEventKind.HOLDERS and event.pids and event.generation in (-1, before.generation)
         clean = clean and not held and lease.phase not in TOUCHED
         given = lease.phase in (Phase.FREE, Phase.MAINTENANCE) and lease.phase is not before.phase
         assert clean or not given, (before, event)
@@ -340,7 +340,7 @@ def test_no_sequence_frees_what_was_not_checked(events: list[tuple[float, LeaseE
         assert lease.phase is not Phase.QUARANTINED or lease.reason
         assert wanted or lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE)
         if before.phase is Phase.CHECKING and lease.phase is Phase.FREE:
-            assert event.kind is Happened.CHECK_PASSED
+            assert event.kind is LeaseEventKind.CHECK_PASSED
 
 
 @settings(max_examples=100, derandomize=True)

@@ -13,7 +13,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus.nvidia.fabric.partitions import UNLINKED
 from ocigpu.gpus.vfio.facts import GroupMembers
 from ocigpu.kubernetes.leases.gate import LeaseGate
-from ocigpu.kubernetes.leases.lease import Happened, LeaseEvent, Phase, describe
+from ocigpu.kubernetes.leases.lease import LeaseEvent, LeaseEventKind, Phase, describe
 from ocigpu.kubernetes.node.devices import PluginDevice, Resource
 
 PAIR = (GPUS[0], GPUS[2])
@@ -34,12 +34,12 @@ def all_free(world: World) -> Any:
 def test_a_new_node_gives_nothing_before_it_was_reset_and_checked(world: World) -> None:
     gate = world.gate()
     resource = Resource("nvidia.com/gpu", DEVICES, "vfio")
-    assert {device.error for device in gate.judged(resource).devices} == {"it has no lease yet"}
+    assert {device.error for device in gate.with_leases(resource).devices} == {"it has no lease yet"}
     agent = world.agent()
     agent.step()
-    assert "Reclaiming, generation 0 (BootChanged)" in gate.judged(resource).devices[0].error
+    assert "Reclaiming, generation 0 (BootChanged)" in gate.with_leases(resource).devices[0].error
     world.run_until(agent, GPUS, Phase.FREE)
-    assert not any(device.error for device in gate.judged(resource).devices)
+    assert not any(device.error for device in gate.with_leases(resource).devices)
 
 
 def test_a_container_of_two(world: World) -> None:
@@ -136,18 +136,18 @@ def test_what_was_answered_is_no_other_pods_although_no_agent_has_seen_the_first
     gate = world.gate()
     resource = Resource("nvidia.com/gpu", DEVICES, "vfio")
     assert not gate.has_changed() or not gate.has_changed()
-    assert not any(device.error for device in gate.judged(resource).devices), "a pod may have them"
+    assert not any(device.error for device in gate.with_leases(resource).devices), "a pod may have them"
     with pytest.raises(OcigpuError, match="Reserved"):
         world.allocate(gate, *PAIR)
     assert gate.has_changed()
     assert not gate.has_changed()
-    withheld = {device.gpu for device in gate.judged(resource).devices if device.error}
+    withheld = {device.gpu for device in gate.with_leases(resource).devices if device.error}
     assert withheld == set(PAIR), "the kubelet would give them to pod after pod"
     world.run_until(agent, PAIR, Phase.FREE)
-    assert not any(device.error for device in gate.judged(resource).devices)
+    assert not any(device.error for device in gate.with_leases(resource).devices)
     world.allocate(gate, *PAIR)
     assert {world.leases()[gpu].generation for gpu in PAIR} == {2}
-    assert not any(device.error for device in gate.judged(resource).devices)
+    assert not any(device.error for device in gate.with_leases(resource).devices)
 
 
 def test_a_pod_that_is_deleted_by_force_leaves_its_machine(world: World) -> None:
@@ -194,9 +194,9 @@ def test_a_deviation_quarantines_and_an_operator_releases(world: World) -> None:
     assert "FirmwareMismatch" in refusal(world, GPUS[0])
     world.run(agent, 7200, 60)
     del world.deviations[GPUS[0]]
-    agent.journal.tell({GPUS[0]: LeaseEvent(Happened.RELEASE, lease.generation + 1)})
+    agent.journal.tell({GPUS[0]: LeaseEvent(LeaseEventKind.RELEASE, lease.generation + 1)})
     assert agent.journal.leases[GPUS[0]].phase is Phase.QUARANTINED
-    world.journal().tell({GPUS[0]: LeaseEvent(Happened.RELEASE, lease.generation)})  # by another program
+    world.journal().tell({GPUS[0]: LeaseEvent(LeaseEventKind.RELEASE, lease.generation)})  # by another program
     world.run_until(agent, GPUS, Phase.FREE)
 
 
@@ -282,7 +282,7 @@ def test_a_group_of_several_gpus_is_one_device_of_all_of_them(world: World) -> N
     world.end_pod(7)
     world.deviations[PAIR[1]] = "VBIOS 96.1, accepted 96.0"
     world.run_until(agent, PAIR, Phase.FREE, Phase.QUARANTINED)
-    (first, second, *_) = gate.judged(Resource("nvidia.com/gpu", devices, "vfio")).devices
+    (first, second, *_) = gate.with_leases(Resource("nvidia.com/gpu", devices, "vfio")).devices
     assert first.error == f"GPU {PAIR[1]}: {describe(world.leases()[PAIR[1]])}"
     assert not second.error
     with pytest.raises(OcigpuError, match=f"GPU {PAIR[1]} cannot be given: lease is Quarantined"):
@@ -303,7 +303,7 @@ def test_gpus_of_one_group_go_together(world: World) -> None:
     assert gate.prefer(devices, [device.id for device in devices], [], 1) == ("2",), "1 and 3 are not for one each"
     gate.reserve(pair)
     assert world.board.active == {(1, 3)}
-    resource = gate.judged(Resource("nvidia.com/gpu", tuple(devices), "vfio"))
+    resource = gate.with_leases(Resource("nvidia.com/gpu", tuple(devices), "vfio"))
     assert not any(device.error for device in resource.devices)
 
 
@@ -312,7 +312,7 @@ def test_no_tenant_has_an_nvswitch(world: World) -> None:
     (device,) = in_groups((1,), switches=("0000:0a:00.0",))
     gate = world.gate()
     why = "its IOMMU group has the NVSwitch 0000:0a:00.0, which no tenant may have"
-    assert gate.judged(Resource("nvidia.com/gpu", (device,), "vfio")).devices[0].error == why
+    assert gate.with_leases(Resource("nvidia.com/gpu", (device,), "vfio")).devices[0].error == why
     with pytest.raises(OcigpuError, match=f"GPU {GPUS[0]} cannot be given: {why}"):
         gate.reserve([device])
 

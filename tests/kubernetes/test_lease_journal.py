@@ -19,7 +19,7 @@ import pytest
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.leases import journal as module
 from ocigpu.kubernetes.leases.journal import HISTORY, NAME, LeaseJournal, parse_lines, replay
-from ocigpu.kubernetes.leases.lease import Happened, Lease, LeaseEvent, LeaseHolder, Phase
+from ocigpu.kubernetes.leases.lease import Lease, LeaseEvent, LeaseEventKind, LeaseHolder, Phase
 from ocigpu.kubernetes.leases.objects import quarantine_name
 
 GPUS = [f"0000:{number:02x}:00.0" for number in range(1, 9)]
@@ -60,7 +60,7 @@ def test_maintenance_that_was_written_before_it_had_a_reason(tmp_path: Path) -> 
 def test_no_quarantine_has_the_name_of_one_in_a_former_journal(tmp_path: Path) -> None:
     def quarantine(place: str, wall: float) -> str:
         journal = LeaseJournal(str(tmp_path / place), wall=lambda: wall)
-        return quarantine_name(journal.tell({GPUS[0]: LeaseEvent(Happened.QUARANTINE, 0, text="test")})[GPUS[0]])
+        return quarantine_name(journal.tell({GPUS[0]: LeaseEvent(LeaseEventKind.QUARANTINE, 0, text="test")})[GPUS[0]])
 
     assert quarantine("former", 1.7e9) != quarantine("new", 1.8e9) != ""
 

@@ -14,7 +14,7 @@ from support.process import wait_for
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.cluster.announce import make_event
 from ocigpu.kubernetes.cluster.documents import Documents
-from ocigpu.kubernetes.leases.lease import Happened, Lease, LeaseEvent, LeaseHolder, Phase
+from ocigpu.kubernetes.leases.lease import Lease, LeaseEvent, LeaseEventKind, LeaseHolder, Phase
 from ocigpu.kubernetes.leases.objects import LeaseWish, notices_between, read_wish
 from ocigpu.kubernetes.leases.report import LOOK_SECONDS, LeaseReporter, LeaseWatch, lease_name
 from ocigpu.tenants.service.fleet import view_nodes
@@ -216,7 +216,9 @@ def test_maintenance_is_what_the_object_wants(cluster: Cluster, tmp_path: Path) 
     node.agent = node.world.agent()  # begun anew
     node.reported = Reported(cluster)
     assert node.run(30).phase is Phase.MAINTENANCE
-    node.agent.journal.tell({GPUS[0]: LeaseEvent(Happened.RELEASE, lease.generation)})  # on the node: the object wins
+    node.agent.journal.tell(
+        {GPUS[0]: LeaseEvent(LeaseEventKind.RELEASE, lease.generation)}
+    )  # on the node: the object wins
     node.run(1)
     assert node.run(60).phase is Phase.MAINTENANCE
     node.wish(maintenance=False)
@@ -244,7 +246,7 @@ def test_maintenance_waits_for_the_tenant_and_may_be_taken_back(cluster: Cluster
 def test_maintenance_of_the_node_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:
     node = Obeyed(cluster, tmp_path)
     node.run(60)
-    node.agent.journal.tell({GPUS[0]: LeaseEvent(Happened.MAINTAIN, text="OperatorRequest: board is out")})
+    node.agent.journal.tell({GPUS[0]: LeaseEvent(LeaseEventKind.MAINTAIN, text="OperatorRequest: board is out")})
     node.wish(maintenance=False)
     assert node.run(60).phase is Phase.MAINTENANCE
 

@@ -172,7 +172,7 @@ def running(unit: str = "containerd.service", engine: str = "containerd") -> Run
     return Running(Daemon(engine, 1 << 22, ""), 0, unit, frozenset())
 
 
-class Told(HostEngine):
+class AnsweringEngine(HostEngine):
     """An engine whose host answers as it is told."""
 
     def __init__(self, host_root: Path, answer: str = "", status: int = 0) -> None:
@@ -188,15 +188,15 @@ class Told(HostEngine):
 
 def test_a_restart_that_would_end_containers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
-    assert Told(tmp_path, "process\n").plan_restart(running(), "auto") == "systemd"
+    assert AnsweringEngine(tmp_path, "process\n").plan_restart(running(), "auto") == "systemd"
     for answer, status in (("control-group\n", 0), ("", 0), ("process\n", 1)):
         with pytest.raises(HostError, match="would end the containers"):
-            Told(tmp_path, answer, status).plan_restart(running(), "auto")
+            AnsweringEngine(tmp_path, answer, status).plan_restart(running(), "auto")
     with pytest.raises(HostError, match="no systemd unit"):
-        Told(tmp_path).plan_restart(running(unit=""), "systemd")
-    assert Told(tmp_path).plan_restart(running("crio.service", "crio"), "auto") == "systemd"
-    assert Told(tmp_path / "run").plan_restart(running(), "auto") == "signal"
-    assert Told(tmp_path).plan_restart(running(), "none") == "none"
+        AnsweringEngine(tmp_path).plan_restart(running(unit=""), "systemd")
+    assert AnsweringEngine(tmp_path).plan_restart(running("crio.service", "crio"), "auto") == "systemd"
+    assert AnsweringEngine(tmp_path / "run").plan_restart(running(), "auto") == "signal"
+    assert AnsweringEngine(tmp_path).plan_restart(running(), "none") == "none"
 
 
 def test_the_unit_of_k3s_is_restarted_and_not_its_containerd(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_the_unit_of_k3s_is_restarted_and_not_its_containerd(tmp_path: Path) -> 
     (process / "net/unix").write_text("Num RefCount Protocol Flags Type St Inode Path\n")
     for cgroup in ("0::/system.slice/k3s-agent.service\n", "1:name=systemd:/system.slice/k3s-agent.service/x\n0::/\n"):
         (process / "cgroup").write_text(cgroup)
-        engine = Told(tmp_path)
+        engine = AnsweringEngine(tmp_path)
         found = engine.require()
         assert (found.unit, found.daemon.config, found.started) == ("k3s-agent.service", config, 22)
     engine.status = 5
@@ -239,7 +239,7 @@ def test_an_entry_stays_as_long_as_a_pod_needs_it(tmp_path: Path, said: str, nee
     """Without it nobody could look into the pod, and a probe that does would fail."""
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/exe").symlink_to("/usr/bin/containerd")
-    engine = Told(tmp_path, said)
+    engine = AnsweringEngine(tmp_path, said)
     found = Running(Daemon("containerd", 7, ""), 0, "", frozenset())
     assert engine.needs_entry(found, "ocigpu") is needed
     assert engine.commands == [["/usr/bin/containerd", "--version"]]
@@ -308,7 +308,7 @@ def test_no_process_of_a_container_keeps_the_files_on_the_node(tmp_path: Path, i
 def test_the_installed_program_is_told_which_file_the_engine_reads(tmp_path: Path) -> None:
     """Of k3s and RKE2 that is a file of their own; CRI-O has one place."""
     config = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"
-    engine = Told(tmp_path, '{"engines": [{"changed": false, "notes": ["b"]}], "notes": ["a"]}')
+    engine = AnsweringEngine(tmp_path, '{"engines": [{"changed": false, "notes": ["b"]}], "notes": ["a"]}')
     assert engine.run("/p", "configure", Running(Daemon("containerd", 1, config), 0, "", frozenset()), "--cdi") == {
         "changed": False,
         "notes": ["a", "b"],

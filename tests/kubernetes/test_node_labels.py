@@ -21,7 +21,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.cluster.api_server import ApiServer, find_api_server, request
 from ocigpu.kubernetes.labels import program as labelling
 from ocigpu.kubernetes.labels.program import Labeller, LabelPlace, find_place, publish, read_labels, withdraw
-from ocigpu.kubernetes.node.config import PluginOptions, Told
+from ocigpu.kubernetes.node.config import CommandInput, PluginOptions
 from ocigpu.system.service import MAX_TOPICS
 from ocigpu.system.settings_file import read_settings
 
@@ -201,7 +201,7 @@ def test_a_cluster_without_node_feature_discovery_says_so(api: FakeApiServer) ->
 
 
 def labeller(host: SimulatedHost, log: Lines, file: Path) -> Labeller:
-    told = Told({"output_file": str(file), "no_timestamp": "true"}, "")
+    told = CommandInput({"output_file": str(file), "no_timestamp": "true"}, "")
     return Labeller(read_settings(str(host.settings)), told, log, "file")
 
 
@@ -239,7 +239,7 @@ def test_what_has_not_changed_is_neither_stamped_nor_written_again(
     monkeypatch.setattr(labelling, "read_labels", lambda *words: read_labels(*words[:2], next(clock)))
     config = tmp_path / "config.yaml"
     config.write_text("version: v1\n")
-    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, str(config)), Lines())
+    ours = Labeller(read_settings(str(simulated_host.settings)), CommandInput({}, str(config)), Lines())
     for _ in range(5):
         ours.once()
     assert [each[STAMP] for each in written] == ["1700000000"]
@@ -261,7 +261,7 @@ def test_labels_that_were_not_taken_are_written_again(
 ) -> None:
     place = find_place(PluginOptions(), "", POD, api.place)
     monkeypatch.setattr(labelling, "find_place", lambda *_: place)
-    ours = Labeller(read_settings(str(simulated_host.settings)), Told({}, ""), Lines())
+    ours = Labeller(read_settings(str(simulated_host.settings)), CommandInput({}, ""), Lines())
     api.answers = [422]
     with pytest.raises(HostError, match="422"):
         ours.once()

@@ -34,7 +34,7 @@ from ocigpu.kubernetes.api.listener import MAX_STREAMS, Feed
 from ocigpu.kubernetes.api.services import REGISTRATION, serve
 from ocigpu.kubernetes.node import on_host
 from ocigpu.kubernetes.node import program as node_program
-from ocigpu.kubernetes.node.config import OPTIONS, Configuration, Told, parse_flags, read_configuration
+from ocigpu.kubernetes.node.config import OPTIONS, CommandInput, Configuration, parse_flags, read_configuration
 from ocigpu.kubernetes.node.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.node.health import NO_INSTANCE, Event, Monitor, Rules
 from ocigpu.kubernetes.node.reading import KubernetesNode
@@ -70,7 +70,7 @@ A100, MIG = host("a100-8"), host("h100-8-mig")
     ids=["equals", "separate", "false", "alias", "empty", "a list again", "numbers again", "text again", "nothing"],
 )
 def test_words_of_the_command_line(words: list[str], flags: dict[str, str]) -> None:
-    assert parse_flags(words, {}) == Told(flags, "")
+    assert parse_flags(words, {}) == CommandInput(flags, "")
 
 
 @pytest.mark.parametrize("words", [["mixed"], ["--oneshot"], ["--mig-strategy"], ["--", "x"], ["--config-file"]])
@@ -104,15 +104,15 @@ def test_every_option_of_the_other_programs_is_in_their_help(program: str) -> No
 @pytest.mark.parametrize("option", ["cdi_disable_hooks", "cdi_feature_flags"])
 def test_words_for_cdi_that_nobody_knows(option: str) -> None:
     with pytest.raises(SettingsError, match='"some" is not one of'):
-        read_configuration(Told({option: "some"}, ""))
-    read_configuration(Told({"cdi_disable_hooks": "all", "cdi_feature_flags": "disable-ipc-discoverer"}, ""))
+        read_configuration(CommandInput({option: "some"}, ""))
+    read_configuration(CommandInput({"cdi_disable_hooks": "all", "cdi_feature_flags": "disable-ipc-discoverer"}, ""))
 
 
 def test_flag_variable_file_default(tmp_path: Path) -> None:
     file = tmp_path / "dp.yaml"
     file.write_text("flags: {migStrategy: single, plugin: {passDeviceSpecs: true}}\nextra: 1\n")
     variables = {"MIG_STRATEGY": "none", "DEVICE_ID_STRATEGY": "index"}
-    found = read_configuration(Told({"mig_strategy": "mixed"}, str(file), variables))
+    found = read_configuration(CommandInput({"mig_strategy": "mixed"}, str(file), variables))
     options = found.options
     assert (options.mig_strategy, options.device_id_strategy, options.pass_device_specs) == ("mixed", "index", True)
     assert any('unknown key "extra"' in warning for warning in found.warnings)
@@ -134,7 +134,7 @@ def test_it_ends_without_a_driver_only_when_told(
 ) -> None:
     file = tmp_path / "dp.yaml"
     file.write_text(text)
-    assert read_configuration(Told(flags, str(file), variables)).options.fail_on_init_error is ends
+    assert read_configuration(CommandInput(flags, str(file), variables)).options.fail_on_init_error is ends
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "bytes"])
@@ -145,7 +145,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
     elif kind == "bytes":
         path.write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError) as raised:
-        read_configuration(Told({}, str(path)))
+        read_configuration(CommandInput({}, str(path)))
     assert raised.value.code == "OCIGPU-KUBE-1"
 
 
@@ -157,7 +157,7 @@ def test_names_of_sockets() -> None:
 def test_a_defect_does_not_end_what_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Told({"kubelet_socket": str(tmp_path / "kubelet.sock")}, "")
+    told = CommandInput({"kubelet_socket": str(tmp_path / "kubelet.sock")}, "")
     plugin = DevicePlugin(told, Settings(), timing=Timing(poll=0.0))
     steps: list[float] = []
 
@@ -183,7 +183,7 @@ def test_a_log_that_nobody_takes_is_no_reason_to_end() -> None:
 
 
 def errors(monitor: Monitor, offered: Inventory) -> list[str]:
-    return [device.error for resource in offered.resources for device in monitor.judged(resource).devices]
+    return [device.error for resource in offered.resources for device in monitor.with_health(resource).devices]
 
 
 def test_a_fault_lasts_until_the_device_has_answered_well_for_a_while() -> None:
@@ -191,29 +191,29 @@ def test_a_fault_lasts_until_the_device_has_answered_well_for_a_while() -> None:
     (resource,) = one.resources
     broken = one._replace(resources=(resource._replace(devices=(resource.devices[0]._replace(error="lost"),)),))
     monitor = Monitor(Configuration(), Rules(probes=2, hold=10.0))
-    monitor.has_read(broken, 0.0)
+    monitor.record_reading(broken, 0.0)
     for now, error in ((1.0, "lost"), (5.0, "lost"), (11.0, "")):
-        monitor.has_read(one, now)
+        monitor.record_reading(one, now)
         assert errors(monitor, one) == [error], now
 
 
 def test_events_are_about_all_replicas() -> None:
     offered = inventory(A100, shared({"name": "gpu", "replicas": 2}))
     monitor = Monitor(Configuration())
-    assert monitor.happened(Event(79, A100.gpus[3].uuid), offered, 0.0) == (A100.gpus[3].uuid,)
+    assert monitor.record_event(Event(79, A100.gpus[3].uuid), offered, 0.0) == (A100.gpus[3].uuid,)
     assert errors(monitor, offered).count("XID 79") == 2
-    assert monitor.happened(Event(31, A100.gpus[2].uuid), offered, 0.0) == (), "a program's fault"
+    assert monitor.record_event(Event(31, A100.gpus[2].uuid), offered, 0.0) == (), "a program's fault"
 
 
 def test_silence_counts_after_a_while_and_not_without_probes() -> None:
     offered = inventory(A100)
     monitor = Monitor(Configuration(), Rules(patience=30.0))
-    monitor.is_silent(offered, 0.0)
+    monitor.record_silence(offered, 0.0)
     assert set(errors(monitor, offered)) == {""}
-    monitor.is_silent(offered, 30.0)
+    monitor.record_silence(offered, 30.0)
     assert set(errors(monitor, offered)) == {"no answer for 30 s"}
     unwatched = Monitor(configured(None, {"DP_DISABLE_HEALTHCHECKS": "all"}), Rules(patience=0.0))
-    unwatched.is_silent(offered, 0.0)
+    unwatched.record_silence(offered, 0.0)
     assert set(errors(unwatched, offered)) == {""}
 
 

@@ -18,9 +18,9 @@ from ocigpu.gpus.nvidia.fabric.partitions import Partition, choose_partition
 from ocigpu.kubernetes.leases.journal import doubt
 from ocigpu.kubernetes.leases.lease import (
     Effect,
-    Happened,
     Lease,
     LeaseEvent,
+    LeaseEventKind,
     LeaseHolder,
     Phase,
     check_reservable,
@@ -301,10 +301,10 @@ class Simulation:
             if as_known and lease.phase in WITH_POD and lease.holder and lease.holder == pods.get(gpu):
                 continue
             pids = (opened[gpu].request + 2,) if gpu in opened else ()
-            self.tell(node, gpu, LeaseEvent(Happened.HOLDERS, pids=pids))
-            kind = Happened.POD_SEEN if gpu in pods else Happened.POD_OVER
+            self.tell(node, gpu, LeaseEvent(LeaseEventKind.HOLDERS, pids=pids))
+            kind = LeaseEventKind.POD_SEEN if gpu in pods else LeaseEventKind.POD_OVER
             self.tell(node, gpu, LeaseEvent(kind, holder=pods.get(gpu)))
-            self.tell(node, gpu, LeaseEvent(Happened.TICK))
+            self.tell(node, gpu, LeaseEvent(LeaseEventKind.TICK))
         self.drive(node)
         if any(is_moving(lease) for lease in node.leases.values()):
             self.plan_look(node)
@@ -329,7 +329,7 @@ class Simulation:
             failed = gpu in node.broken or self.chance("reset")
             if not failed and node.dirty.get(gpu):
                 node.dirty[gpu] = "reset, not checked"
-            kind = Happened.RESET_FAILED if failed else Happened.RESET_DONE
+            kind = LeaseEventKind.RESET_FAILED if failed else LeaseEventKind.RESET_DONE
         elif effect is Effect.DEACTIVATE:
             failed = self.chance("deactivation")
             if not failed:
@@ -337,17 +337,17 @@ class Simulation:
                 for set_ in [set_ for set_ in node.active if not ids.isdisjoint(set_)]:
                     assert not any(self.vm_of(node, gpu) for gpu in map(gpu_of, set_)), "a partition ended under a VM"
                     node.active.discard(set_)
-            kind = Happened.PARTITION_FAILED if failed else Happened.PARTITION_OFF
+            kind = LeaseEventKind.PARTITION_FAILED if failed else LeaseEventKind.PARTITION_OFF
         else:
             kind = self.check(node, gpus[0])
         for gpu, generation, turn in zip(gpus, generations, turns, strict=True):
             report = LeaseEvent(kind, generation, turn, text=f"{effect}: {kind}")
             if self.chance("late_report"):
                 self.after(self.random.choice((700.0, 5000.0)), functools.partial(self.tell, node, gpu, report))
-            if kind is not Happened.TICK:
+            if kind is not LeaseEventKind.TICK:
                 self.tell(node, gpu, report)
-        pause = 30.0 if kind in (Happened.RESET_FAILED, Happened.PARTITION_FAILED) else 0.0
-        if kind is not Happened.TICK:
+        pause = 30.0 if kind in (LeaseEventKind.RESET_FAILED, LeaseEventKind.PARTITION_FAILED) else 0.0
+        if kind is not LeaseEventKind.TICK:
             self.after(pause, functools.partial(self.try_effect_again, node, key))
         self.drive(node)
         self.serve()
@@ -356,16 +356,16 @@ class Simulation:
         node.busy.discard(key)
         self.drive(node)
 
-    def check(self, node: SimulatedNode, gpu: str) -> Happened:
+    def check(self, node: SimulatedNode, gpu: str) -> LeaseEventKind:
         if self.chance("check_silent"):
-            return Happened.TICK
+            return LeaseEventKind.TICK
         if self.chance("check_broken"):
-            return Happened.CHECK_BROKEN
+            return LeaseEventKind.CHECK_BROKEN
         if self.chance("mismatch"):
-            return Happened.CHECK_MISMATCH
+            return LeaseEventKind.CHECK_MISMATCH
         if node.dirty.get(gpu) == "reset, not checked":
             node.dirty[gpu] = ""
-        return Happened.CHECK_PASSED
+        return LeaseEventKind.CHECK_PASSED
 
     # requests
 
@@ -407,7 +407,7 @@ class Simulation:
             check_reservable(leases)
             name = set_name(leases)
             for gpu in gpus:
-                self.tell(node, gpu, LeaseEvent(Happened.RESERVE, text=name, members=gpus))
+                self.tell(node, gpu, LeaseEvent(LeaseEventKind.RESERVE, text=name, members=gpus))
                 grant = (f"{node.name} {gpu}", node.leases[gpu].generation)
                 assert grant not in self.grants
                 self.grants.add(grant)
@@ -421,7 +421,7 @@ class Simulation:
         if self.chance("activation"):
             for gpu in gpus:
                 self.tell(
-                    node, gpu, LeaseEvent(Happened.PARTITION_FAILED, node.leases[gpu].generation, text="training")
+                    node, gpu, LeaseEvent(LeaseEventKind.PARTITION_FAILED, node.leases[gpu].generation, text="training")
                 )
             self.queue.insert(0, request)
             self.look_soon(node)
@@ -430,7 +430,7 @@ class Simulation:
             assert set(set_) == set(ids) or set(set_).isdisjoint(ids), "partitions overlap"
         node.active.add(ids)
         for gpu in gpus:
-            self.tell(node, gpu, LeaseEvent(Happened.PARTITION_ON, node.leases[gpu].generation))
+            self.tell(node, gpu, LeaseEvent(LeaseEventKind.PARTITION_ON, node.leases[gpu].generation))
         self.answer(request, node, gpus)
 
     def try_again(self, request: Request, node: SimulatedNode, ids: tuple[int, ...]) -> None:
@@ -474,7 +474,8 @@ class Simulation:
         self.look_soon(node)
         if self.chance("sick"):
             self.after(
-                life / 2, functools.partial(self.tell, node, vm.gpus[0], LeaseEvent(Happened.SICK, text="Xid: 79"))
+                life / 2,
+                functools.partial(self.tell, node, vm.gpus[0], LeaseEvent(LeaseEventKind.SICK, text="Xid: 79")),
             )
         if self.chance("force_deleted"):
             self.after(life, functools.partial(self.end, node, vm, "pod"))
@@ -517,7 +518,7 @@ class Simulation:
         node.busy.clear()
         node.running = True
         for gpu in node.leases:
-            self.tell(node, gpu, LeaseEvent(Happened.STARTED, text=f"boot {node.boot}"))
+            self.tell(node, gpu, LeaseEvent(LeaseEventKind.STARTED, text=f"boot {node.boot}"))
         self.look_soon(node)
 
     def reboot(self, node: SimulatedNode) -> None:
@@ -544,7 +545,7 @@ class Simulation:
 
     def maintain(self, node: SimulatedNode) -> None:
         for gpu, lease in list(node.leases.items()):
-            self.tell(node, gpu, LeaseEvent(Happened.MAINTAIN, lease.generation))
+            self.tell(node, gpu, LeaseEvent(LeaseEventKind.MAINTAIN, lease.generation))
 
     def begin_outage(self) -> None:
         self.outage_until = self.now + 3600.0
@@ -555,12 +556,12 @@ class Simulation:
         if node.leases[gpu].turn != turn:
             return
         node.broken.discard(gpu)
-        self.tell(node, gpu, LeaseEvent(Happened.RELEASE, generation + 7))
+        self.tell(node, gpu, LeaseEvent(LeaseEventKind.RELEASE, generation + 7))
         assert node.leases[gpu].turn == turn
         for each in node.leases[gpu].members or (gpu,):
             lease = node.leases[each]
             if lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE):
-                self.tell(node, each, LeaseEvent(Happened.RELEASE, lease.generation))
+                self.tell(node, each, LeaseEvent(LeaseEventKind.RELEASE, lease.generation))
         self.look_soon(node)
 
     # what came of it

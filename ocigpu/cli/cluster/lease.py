@@ -14,7 +14,16 @@ from ocigpu.core.errors import HostError, UsageError, printable
 from ocigpu.kubernetes.cluster.names import POD_RESOURCES_SOCKET
 from ocigpu.kubernetes.leases.history import show_history
 from ocigpu.kubernetes.leases.journal import LeaseJournal, journal_directory
-from ocigpu.kubernetes.leases.lease import Happened, Lease, LeaseEvent, Phase, check_act, describe, step, waits_for
+from ocigpu.kubernetes.leases.lease import (
+    Lease,
+    LeaseEvent,
+    LeaseEventKind,
+    Phase,
+    blocked_by,
+    check_act,
+    describe,
+    step,
+)
 from ocigpu.system.log import stamp
 
 
@@ -39,7 +48,7 @@ def _data(lease: Lease, journal: LeaseJournal) -> dict[str, Any]:
     data = asdict(lease)
     data["holder"] = lease.holder._asdict() if lease.holder else None
     seconds = max(journal.clock() - lease.since, 0.0) if lease.boot == journal.boot else None
-    return data | {"seconds": seconds, "waits_for": waits_for(lease, journal.leases)}
+    return data | {"seconds": seconds, "waits_for": blocked_by(lease, journal.leases)}
 
 
 @takes(reach)
@@ -84,11 +93,11 @@ def _next(lease: Lease, other: str) -> tuple[tuple[str, str], ...]:
     return ("waits for", other or "no other GPU"), ("then", then)
 
 
-def _act(journal: LeaseJournal, kind: Happened, gpu: str, generation: int, why: str) -> "show.Answer":
+def _act(journal: LeaseJournal, kind: LeaseEventKind, gpu: str, generation: int, why: str) -> "show.Answer":
     name = _find(journal, gpu).gpu
     who = os.environ.get("SUDO_USER") or f"user {os.getuid()}"
     with journal.change() as change:
-        text = why if kind is Happened.RELEASE else f"OperatorRequest: {why}"
+        text = why if kind is LeaseEventKind.RELEASE else f"OperatorRequest: {why}"
         event = LeaseEvent(kind, generation, text=printable(text, 300))
         check_act(change.leases[name], event)
         after = step(change.leases[name], event, journal.clock())[0]
@@ -99,17 +108,17 @@ def _act(journal: LeaseJournal, kind: Happened, gpu: str, generation: int, why: 
 
 @takes(reach)
 def release_command(journal: LeaseJournal, gpu: str, generation: int, why: str = "") -> "show.Answer":
-    yield from _act(journal, Happened.RELEASE, gpu, generation, why)
+    yield from _act(journal, LeaseEventKind.RELEASE, gpu, generation, why)
 
 
 @takes(reach)
 def quarantine_command(journal: LeaseJournal, gpu: str, generation: int, why: str = "") -> "show.Answer":
-    yield from _act(journal, Happened.QUARANTINE, gpu, generation, why)
+    yield from _act(journal, LeaseEventKind.QUARANTINE, gpu, generation, why)
 
 
 @takes(reach)
 def maintenance_command(journal: LeaseJournal, gpu: str, generation: int, why: str = "") -> "show.Answer":
-    yield from _act(journal, Happened.MAINTAIN, gpu, generation, why)
+    yield from _act(journal, LeaseEventKind.MAINTAIN, gpu, generation, why)
 
 
 @takes(reach)

@@ -19,8 +19,8 @@ def device_plugin_command(words: list[str] | None = None, config: str = "", log_
     with needing("the device plugin needs grpcio and protobuf"):
         from ocigpu.kubernetes.node.config import parse_flags
         from ocigpu.kubernetes.plugin.plugin import DevicePlugin
-    told = parse_flags(words or [], os.environ)
-    DevicePlugin(told, load_settings(config), log_format == "json").run()
+    given = parse_flags(words or [], os.environ)
+    DevicePlugin(given, load_settings(config), log_format == "json").run()
 
 
 def dra_driver_command(words: list[str] | None = None, config: str = "", log_format: str = "text") -> None:
@@ -59,8 +59,8 @@ def mps_command(words: list[str] | None = None, shm_size: str = "50%", config: s
     from ocigpu.system.service import ServiceLog
 
     check_size(shm_size)
-    told = parse_flags(words or [], os.environ, "mps-control-daemon")
-    Supervisor(load_settings(config), told, shm_size, ServiceLog(json)).run()
+    given = parse_flags(words or [], os.environ, "mps-control-daemon")
+    Supervisor(load_settings(config), given, shm_size, ServiceLog(json)).run()
 
 
 def node_labels_command(
@@ -89,20 +89,20 @@ def node_labels_command(
         raise UsageError("--kubeconfig is refused: only the service account of a pod is used", "Or use --publish file.")
     if publish:
         check_one_of("--publish", publish, TARGETS)
-    given = {"NODE_NAME": node_name, "POD_NAMESPACE": namespace, "POD_NAME": pod_name}
-    environment = {**os.environ, **{name: text for name, text in given.items() if text}}
-    told = parse_flags(words or [], environment, "node-labels")
+    downward = {"NODE_NAME": node_name, "POD_NAMESPACE": namespace, "POD_NAME": pod_name}
+    environment = {**os.environ, **{name: text for name, text in downward.items() if text}}
+    given = parse_flags(words or [], environment, "node-labels")
     settings = load_settings(config)
     if show:
-        found = read_labels(settings, read_configuration(told), time.time())
+        found = read_labels(settings, read_configuration(given), time.time())
         if json:
             print_json({"labels": found.labels, "notes": found.notes, "problem": found.silent})
         else:
             print(render_features(found.labels), end="")
     elif remove:
-        withdraw(find_place(read_configuration(told).options, publish, environment))
+        withdraw(find_place(read_configuration(given).options, publish, environment))
     else:
-        Labeller(settings, told, ServiceLog(json), publish).run(remove_on_exit)
+        Labeller(settings, given, ServiceLog(json), publish).run(remove_on_exit)
 
 
 def node_installer_command(

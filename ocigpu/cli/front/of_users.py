@@ -27,14 +27,14 @@ def ask_owners(
     """
     from ocigpu.containers.users import ask_users
 
-    def look_there(places: "Places") -> dict[str, Any] | None:
+    def look_as_user(places: "Places") -> dict[str, Any] | None:
         try:
             text, data = look(places)
         except OcigpuError as error:
             return None if error.code == missing.code else {"error": [error.code, error.message, error.hint]}
         return {"text": text, "data": data}
 
-    answers, notes = ask_users(look_there, SECONDS)
+    answers, notes = ask_users(look_as_user, SECONDS)
     if not answers:
         more = f"; {notes[0]}" if notes else ""
         raise OcigpuError(missing.code, f"{missing.message}{more}", missing.hint)

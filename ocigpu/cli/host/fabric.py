@@ -105,7 +105,7 @@ def activate_command(
     state = kept.read_state()
     wanted = _choose(listed, state, ids or [], gpus, free, unlinked)
     steps = plan_steps(listed, wanted.partitions, state.leased if replace else _held(listed))
-    with undisturbed(), _said_what_was_done() as done:
+    with undisturbed(), _report_done_on_error() as done:
         for step in steps:
             if step.verb == "deactivate":
                 kept.deactivate(step.physical_ids, force=False)
@@ -117,8 +117,8 @@ def activate_command(
 
 
 @contextmanager
-def _said_what_was_done() -> Iterator[list[FabricStep]]:
-    """Yield a list for what was done: an error between two changes says what came before."""
+def _report_done_on_error() -> Iterator[list[FabricStep]]:
+    """Yield a list for completed steps; an error lists them, because they stay done."""
     done: list[FabricStep] = []
     try:
         yield done
@@ -142,7 +142,7 @@ def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> "show.
     state = kept.read_state()
     for one in wanted if not force else ():  # nothing is half done
         state.check_unleased(one.physical_ids)
-    with undisturbed(), _said_what_was_done() as done:
+    with undisturbed(), _report_done_on_error() as done:
         for one in wanted:
             kept.deactivate(one.physical_ids, force)
             done.append(FabricStep("deactivate", one.physical_ids, "as the manager's list says"))
@@ -202,13 +202,13 @@ def _follow(at: Reach, interval: float, json: bool) -> None:
     kept = at.kept
     with Signals() as signals:
         while True:
-            _look(kept, log)
+            _restore_once(kept, log)
             signals.wait(interval)
             if signals.stopping:
                 return
 
 
-def _look(kept: KeptFabric, log: ServiceLog) -> None:
+def _restore_once(kept: KeptFabric, log: ServiceLog) -> None:
     try:
         given = kept.restore()
     except FabricError as error:

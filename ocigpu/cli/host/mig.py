@@ -93,7 +93,7 @@ def _read(path: str) -> tuple[str, str]:
     return text, "standard input" if path == "-" else path
 
 
-def _look(options: Asked) -> _Host:
+def _read_host(options: Asked) -> _Host:
     settings = load_settings(options.config)
     facts = load_facts(settings)
     with show.Progress("asking NVML"):
@@ -182,7 +182,7 @@ def _find_holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, s
 
 @takes(Asked, Sparing)
 def plan_command(options: Asked, spared: Sparing) -> "show.Answer":
-    host = _look(options)
+    host = _read_host(options)
     held = _Holders(host, spared)
     plan, missing = host.asked(options, held)
     changes = plan(host.gpus)
@@ -202,7 +202,7 @@ def apply_command(
     ):  # what was destroyed is made or put back before a signal ends us
         hooks.run("apply-start")
         try:
-            host = _look(options)
+            host = _read_host(options)
             # hooks end programs before something is changed: only then it is asked who is left
             held = _Holders(host, spared, {} if hooks.end_users else None, locks)
             planner, missing = host.asked(options, held)
@@ -281,7 +281,7 @@ def assert_command(options: Asked, valid_config: bool = False) -> "show.Answer":
             raise UsageError("--valid-config needs --config-file")
         _layouts(options, ()).select(options.selected_config)
         return
-    host = _look(options)
+    host = _read_host(options)
     plan, missing = host.asked(options, dict)
     changes = plan(host.gpus)
     if not options.mode_only:  # as the vendor's: a layout of other models is not what these GPUs are
@@ -293,11 +293,11 @@ def assert_command(options: Asked, valid_config: bool = False) -> "show.Answer":
 
 
 def export_command(config: str = "", output_format: str = "yaml", config_label: str = "current") -> "show.Answer":
-    yield from _write(to_document(_look(Asked(config=config)).gpus, config_label), output_format)
+    yield from _write(to_document(_read_host(Asked(config=config)).gpus, config_label), output_format)
 
 
 def generate_command(config: str = "", output_format: str = "yaml", output_file: str = "") -> "show.Answer":
-    yield from _write(make_layouts(_look(Asked(config=config)).gpus).to_document(), output_format, output_file)
+    yield from _write(make_layouts(_read_host(Asked(config=config)).gpus).to_document(), output_format, output_file)
 
 
 def _write(document: dict[str, Any], form: str, path: str = "") -> "show.Answer":
@@ -316,7 +316,7 @@ def _replace(path: str, text: str) -> None:
 
 
 def checkpoint_command(checkpoint_file: str, config: str = "") -> "show.Answer":
-    gpus = _look(Asked(config=config)).gpus
+    gpus = _read_host(Asked(config=config)).gpus
     _replace(checkpoint_file, json.dumps(to_checkpoint(gpus)))
     yield {"checkpoint-file": checkpoint_file, "gpus": [gpu.uuid for gpu in gpus]}
 
@@ -326,7 +326,7 @@ def restore_command(spared: Sparing, checkpoint_file: str, config: str = "") -> 
     checkpoint = parse_checkpoint(*_read(checkpoint_file))
     options = Asked(config=config)
     with undisturbed(), alone(load_settings(config).simulation_root), ExitStack() as locks:
-        host = _look(options)
+        host = _read_host(options)
         held = _Holders(host, spared, locks=locks)
         changes, notes = _change(host, options, checkpoint.planner(held), held)
     yield from _show(changes, "done", notes)

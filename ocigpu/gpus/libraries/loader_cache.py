@@ -117,7 +117,7 @@ class _Image:
             saved, ours = _SIZES.unpack_from(data, footer)
             if saved <= MAX_EQUAL and saved * _SAVED.size + len(FOOTER) + _SIZES.size < ours <= end - strings:
                 end -= ours
-                self._take_out(end, data[footer - saved * _SAVED.size : footer])
+                self._remove_own_entries(end, data[footer - saved * _SAVED.size : footer])
         self.data = data[:end] + b"\0"
 
     def _read_extension(self, cache: bytes, at: int) -> None:
@@ -137,7 +137,7 @@ class _Image:
                 # loader reads them), which makes them right in a file without the old table.
                 self.hwcaps = _numbers(cache[offset : offset + size]) if size % 4 == offset % 4 == 0 else _NOTHING
 
-    def _take_out(self, end: int, saved: bytes) -> None:
+    def _remove_own_entries(self, end: int, saved: bytes) -> None:
         """Remove entries with a string from ``end`` on, and put back those that they replaced."""
         kept = [entry for entry in _ENTRY.iter_unpack(self.table) if entry[1] < end and entry[2] < end]
         records = [_ENTRY.pack(*entry) for entry in kept]

@@ -179,7 +179,7 @@ def plan_change(gpu: GpuLayout, wanted: WantedMig, held: Mapping[str, str]) -> G
     must = [one for one in gpu.instances if any(uuid in held for uuid in one.uuids)]
     found = _fit(gpu, needs, gpu.instances if gpu.mode == target else [], must)
     if found is None:
-        return GpuChange(gpu, mode, problem=_why_not(gpu, needs, must, held))
+        return GpuChange(gpu, mode, problem=_why_no_fit(gpu, needs, must, held))
     keep, create = found
     return GpuChange(gpu, mode, keep, tuple(one for one in gpu.instances if one not in keep), create)
 
@@ -283,7 +283,9 @@ def _slices(gpu: GpuLayout, instance: GpuInstance) -> range:
     return range(instance.start, instance.start + gpu.profile(instance.profile).size)
 
 
-def _why_not(gpu: GpuLayout, needs: Sequence[GpuInstance], must: Sequence[GpuInstance], held: Mapping[str, str]) -> str:
+def _why_no_fit(
+    gpu: GpuLayout, needs: Sequence[GpuInstance], must: Sequence[GpuInstance], held: Mapping[str, str]
+) -> str:
     if must and next(_place(gpu, needs, ()), None) is not None:
         return f"it would fit, but not beside what is in use: {_holders(gpu, must, held)}"
     fitting: list[GpuInstance] = []

@@ -120,7 +120,7 @@ def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = ""
             bound = find_bound(by, asker)
             return request._replace(capabilities=bound, requirements=_parse_requirements(variables, asker))
     check_tokens(devices, where)
-    return _with_all_else(Request(selection, devices, source, notes=tuple(notes)), variables, mounted_imex, asker)
+    return _complete_request(Request(selection, devices, source, notes=tuple(notes)), variables, mounted_imex, asker)
 
 
 def request_devices(config: "dict[str, Any]", devices: "Sequence[str]", settings: Settings) -> Request:
@@ -132,11 +132,11 @@ def request_devices(config: "dict[str, Any]", devices: "Sequence[str]", settings
     variables = _read_variables(config, ())
     source = f"{DEVICES_VARIABLE}={printable(','.join(devices) or 'none', _SHOWN_VALUE)}"
     request = Request("list" if devices else "none", tuple(dict.fromkeys(devices)), source)
-    return _with_all_else(request, variables, (), Asker(settings, is_privileged(config)))
+    return _complete_request(request, variables, (), Asker(settings, is_privileged(config)))
 
 
-def _with_all_else(request: Request, variables: "Variables", mounted_imex: tuple[str, ...], asker: Asker) -> Request:
-    """Return a request for devices with everything that variables (and mounts, for IMEX) ask for beside them."""
+def _complete_request(request: Request, variables: "Variables", mounted_imex: tuple[str, ...], asker: Asker) -> Request:
+    """Return the request with everything else that variables, and mounts for IMEX, request."""
     notes = list(request.notes)
     mig_config = _parse_mig("NVIDIA_MIG_CONFIG_DEVICES", variables, asker)
     mig_monitor = _parse_mig("NVIDIA_MIG_MONITOR_DEVICES", variables, asker)

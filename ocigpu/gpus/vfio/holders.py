@@ -187,16 +187,16 @@ def _names(directory: str) -> list[str]:
 
 def _device_of(name: str) -> str:
     """Return the address of the function that a descriptor is, "" where the kernel does not say."""
-    return _tell(name, SYSPATH).rpartition("/")[2]
+    return _read_fdinfo(name, SYSPATH).rpartition("/")[2]
 
 
 def _is_name(name: str) -> bool:
     """Whether a descriptor only names its file (O_PATH): anybody can have one of a node that he may not open."""
-    return bool(int(_tell(name, "flags:") or "0", 8) & os.O_PATH)
+    return bool(int(_read_fdinfo(name, "flags:") or "0", 8) & os.O_PATH)
 
 
-def _tell(name: str, word: str) -> str:
-    """Return what fdinfo says of a descriptor behind a word, "" for nothing (proc_pid_fdinfo(5))."""
+def _read_fdinfo(name: str, word: str) -> str:
+    """Return the value behind a word in a descriptor's fdinfo, "" if absent (proc_pid_fdinfo(5))."""
     directory, _, number = name.rpartition("/fd/")
     lines = read_proc(f"{directory}/fdinfo/{number}").splitlines()
     return next((line.removeprefix(word).strip() for line in lines if line.startswith(word)), "")

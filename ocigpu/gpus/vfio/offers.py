@@ -55,7 +55,7 @@ def offer_functions(facts: VfioFacts, options: GenerateOptions) -> DeviceOffer:
     usable: list[Candidate] = []
     for item in facts.candidates:
         if item.is_switch == switches:
-            reason = _why_not(item, groups)
+            reason = _why_unusable(item, groups)
             if reason:
                 skipped.append(f"{what} {item.function.text} {reason}")
             else:
@@ -84,7 +84,7 @@ def offer_functions(facts: VfioFacts, options: GenerateOptions) -> DeviceOffer:
     )
 
 
-def _why_not(item: Candidate, groups: dict[int, Group]) -> str:
+def _why_unusable(item: Candidate, groups: dict[int, Group]) -> str:
     """Return why a function cannot be given, as the rest of a sentence; "" when it can."""
     driver = item.function.driver
     if driver not in VFIO_DRIVERS:

@@ -158,11 +158,11 @@ class DraDriver(NodeProgram[DraReading]):
                 self._offer_changed.set()
         if self._wanted > self._asked:
             self._read_due = 0.0
-        if reading := self._look(self._request, now):
-            self._has_read(reading, now)
+        if reading := self._poll_reader(self._request, now):
+            self._record_reading(reading, now)
         heard = self._hear(self.node.facts if self.node else None, self._inventory(), now)
         if heard | bool(self.gate and self.gate.has_changed()):
-            self._judge()
+            self.update_reasons()
         self._tell_status()
 
     def _tell_status(self) -> None:
@@ -234,11 +234,11 @@ class DraDriver(NodeProgram[DraReading]):
                 self.cluster = open_cluster(self.options.kubeconfig)
             return self.cluster
 
-    def _has_read(self, reading: DraReading, now: float) -> None:
+    def _record_reading(self, reading: DraReading, now: float) -> None:
         self.log.once("silent", "warning", reading.silent)
         first = self.node is None
         if reading.node is None:
-            self.monitor.is_silent(self._inventory(), now)
+            self.monitor.record_silence(self._inventory(), now)
         else:
             self.log.new("problems", "warning", reading.node.problems)
             self.node = reading.node
@@ -247,11 +247,11 @@ class DraDriver(NodeProgram[DraReading]):
             self.devices = make_devices(reading.node, self.options.offered, made)
             options = self.options
             self._view = NodeView(reading.node, self.devices, self.settings, options.plugin, options.mps_root)
-            self.monitor.has_read(self._inventory(), now)
+            self.monitor.record_reading(self._inventory(), now)
         with self._readings:
             self._answered = self._asked
             self._readings.notify_all()
-        self._judge()
+        self.update_reasons()
         if first and self.node:  # also where there is nothing to be offered
             self._offer_changed.set()
 
@@ -273,10 +273,10 @@ class DraDriver(NodeProgram[DraReading]):
         )
         return Inventory((Resource(self.options.driver, found),) if found else ())
 
-    def _judge(self) -> None:
+    def update_reasons(self) -> None:
         """Taint devices that are not well, and tell the kubelet of it."""
         judged = [
-            device for resource in self._inventory().resources for device in self.monitor.judged(resource).devices
+            device for resource in self._inventory().resources for device in self.monitor.with_health(resource).devices
         ]
         reasons = {device.id: device.error for device in judged}
         leases = self._lease_taints()

@@ -230,7 +230,7 @@ class Preparer:
         with self._records() as records:
             record = records.get(claim.uid)
             if record is not None and record.done:
-                self._mend(record)
+                self._repair_lost(record)
                 return self._answer(record)
             if record is not None:
                 self._undo(records, record)
@@ -261,8 +261,8 @@ class Preparer:
             raise HostError("OCIGPU-DRA-3", "the node has not been read yet", "")
         return view
 
-    def _mend(self, record: ClaimRecord) -> None:
-        """Do again what has been lost of a prepared claim, and what comes after it."""
+    def _repair_lost(self, record: ClaimRecord) -> None:
+        """Repeat the steps of a prepared claim whose effects are lost, and all steps after them."""
         lost = False
         for step in record.steps:
             effect = self._effects[step.effect]

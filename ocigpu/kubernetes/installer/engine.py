@@ -60,7 +60,7 @@ class HostEngine:
             shown = ", ".join(f"{daemon.engine} {daemon.config}".strip() for daemon in found)
             hint = "Say which: --engine, --engine-config"
             raise install_error(f"{len(found)} engines run on this node: {shown}", hint)
-        return self._look(found[0]) if found else None
+        return self._read_process(found[0]) if found else None
 
     def require(self) -> Running:
         """Return the daemon of the engine; raises HostError OCIGPU-KUBE-8."""
@@ -70,7 +70,7 @@ class HostEngine:
             raise install_error(f"no {what} runs on this node", "The pod needs the host's process ids (hostPID).")
         return found
 
-    def _look(self, daemon: Daemon) -> Running | None:
+    def _read_process(self, daemon: Daemon) -> Running | None:
         process = f"/proc/{daemon.pid}"
         try:
             sockets = self._listening(daemon.pid)
@@ -156,7 +156,7 @@ class HostEngine:
             if done.status:
                 words = printable((done.complaint or done.output).strip(), 300)
                 raise install_error(f"systemctl restart {running.unit}: {words}")
-        elif self._look(running.daemon) is not None:
+        elif self._read_process(running.daemon) is not None:
             os.kill(running.daemon.pid, signal.SIGTERM)
         end = time.monotonic() + self.seconds
         while not self._is_back(running):

@@ -40,7 +40,7 @@ from ocigpu.kubernetes.labels.labels import (
     parse_vgpu,
     render_features,
 )
-from ocigpu.kubernetes.node.config import Configuration, PluginOptions, Told, read_configuration
+from ocigpu.kubernetes.node.config import CommandInput, Configuration, PluginOptions, read_configuration
 from ocigpu.kubernetes.node.reading import KubernetesNode, host_settings, read_node
 from ocigpu.kubernetes.node.vfio import read_model_names
 from ocigpu.system.service import Backoff, ServiceLog, Signals
@@ -236,15 +236,15 @@ def _silence(node: KubernetesNode, around: Surroundings) -> str:
 class Labeller:
     """Labels this node; ``target``: see :func:`ocigpu.kubernetes.labels.program.find_place`."""
 
-    def __init__(self, settings: Settings, told: Told, log: ServiceLog, target: str = "") -> None:
+    def __init__(self, settings: Settings, given: CommandInput, log: ServiceLog, target: str = "") -> None:
         self._settings = settings
-        self._told = told
+        self._given = given
         self._log = log
         self._target = target
         self._place: LabelPlace | None = None
         self._published: dict[str, str] | None = None
         self._written: tuple[LabelPlace, float] | None = None
-        self._configuration = read_configuration(told)
+        self._configuration = read_configuration(given)
         for warning in self._configuration.warnings:
             log("warning", warning)
 
@@ -314,14 +314,14 @@ class Labeller:
 
     def _configure(self) -> Configuration:
         try:
-            self._configuration = read_configuration(self._told)
+            self._configuration = read_configuration(self._given)
         except OcigpuError as error:
             self._say("error", f"{error.message}; the previous configuration stays in force")
         return self._configuration
 
     def _find_place(self) -> LabelPlace:
         if self._place is None or self._place.target == "file":
-            self._place = find_place(self._configuration.options, self._target, self._told.environment)
+            self._place = find_place(self._configuration.options, self._target, self._given.environment)
         return self._place
 
     def _say(self, level: str, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from ocigpu.core.errors import OcigpuError, as_own_error
 from ocigpu.kubernetes.leases.journal import LeaseJournal
-from ocigpu.kubernetes.leases.lease import Effect, Happened, Lease, LeaseEvent, LeaseHolder, Phase, describe, work
+from ocigpu.kubernetes.leases.lease import Effect, Lease, LeaseEvent, LeaseEventKind, LeaseHolder, Phase, describe, work
 from ocigpu.system.service import Backoff, ServiceLog, Signals
 
 Answered = TypeVar("Answered")
@@ -88,11 +88,11 @@ class NodeAgent:
         there = {*self._ask("GPUs", self._hands.gpus, ())}
         new = there - self.journal.leases.keys() if self._started else there | self.journal.refresh().keys()
         if new:
-            self.journal.tell(dict.fromkeys(sorted(new), LeaseEvent(Happened.STARTED, text=self.journal.boot)))
+            self.journal.tell(dict.fromkeys(sorted(new), LeaseEvent(LeaseEventKind.STARTED, text=self.journal.boot)))
         self._started = True
         self._take_in(now)
-        self._look(now)
-        leases = self.journal.tell(dict.fromkeys(self.journal.leases, LeaseEvent(Happened.TICK)))
+        self._observe(now)
+        leases = self.journal.tell(dict.fromkeys(self.journal.leases, LeaseEvent(LeaseEventKind.TICK)))
         for effect, gpus_ in work(leases, now):
             if effect in (Effect.RESET, Effect.DEACTIVATE, Effect.CHECK):
                 self._begin(
@@ -112,26 +112,28 @@ class NodeAgent:
 
     # looking
 
-    def _look(self, now: float) -> None:
+    def _observe(self, now: float) -> None:
         leases = self.journal.leases
         due = [gpu for gpu, each in leases.items() if now - self._looked.get(gpu, -1e9) >= PACE.get(each.phase, 0.0)]
         events: dict[str, LeaseEvent] = {}
         for gpu in due:
             pids = self._ask(f"holders of GPU {gpu}", partial(self._hands.holders, gpu), None)
             if pids is not None:
-                events[gpu] = LeaseEvent(Happened.HOLDERS, pids=tuple(pids))
+                events[gpu] = LeaseEvent(LeaseEventKind.HOLDERS, pids=tuple(pids))
                 self._looked[gpu] = now
         self._tell_several(events)
         sick = self._ask("health", self._hands.sick, {})
         lent = (Phase.RESERVED, Phase.LEASED)
-        self._tell_several({gpu: LeaseEvent(Happened.SICK, text=sick[gpu]) for gpu in sick if self._phase(gpu) in lent})
+        self._tell_several(
+            {gpu: LeaseEvent(LeaseEventKind.SICK, text=sick[gpu]) for gpu in sick if self._phase(gpu) in lent}
+        )
         with_pods = [gpu for gpu, each in self.journal.leases.items() if each.phase in _WITH_PODS]
         pods = self._ask("pods", self._hands.pods, None) if with_pods else None
         absent = [] if pods is None else [gpu for gpu in with_pods if gpu not in pods]
         self._absent = {gpu: self._absent.get(gpu, now) for gpu in absent}
-        seen = {gpu: LeaseEvent(Happened.POD_SEEN, holder=pods[gpu]) for gpu in with_pods if pods and gpu in pods}
+        seen = {gpu: LeaseEvent(LeaseEventKind.POD_SEEN, holder=pods[gpu]) for gpu in with_pods if pods and gpu in pods}
         over = [gpu for gpu, since in self._absent.items() if now - since >= ABSENT]
-        self._tell_several(seen | dict.fromkeys(over, LeaseEvent(Happened.POD_OVER)))
+        self._tell_several(seen | dict.fromkeys(over, LeaseEvent(LeaseEventKind.POD_OVER)))
 
     def _phase(self, gpu: str) -> Phase | None:
         lease = self.journal.leases.get(gpu)
@@ -186,12 +188,12 @@ def carry_out(hands: NodeHands, task: LeaseTask) -> LeaseEvent:
     """Do one thing and return what to tell the leases; never raises."""
     try:
         if task.effect is Effect.RESET:
-            return LeaseEvent(Happened.RESET_DONE, text=hands.reset(task.gpus[0]))
+            return LeaseEvent(LeaseEventKind.RESET_DONE, text=hands.reset(task.gpus[0]))
         if task.effect is Effect.DEACTIVATE:
             hands.deactivate(task.gpus)
-            return LeaseEvent(Happened.PARTITION_OFF)
+            return LeaseEvent(LeaseEventKind.PARTITION_OFF)
         deviations = hands.check(task.gpus[0])
-        kind = Happened.CHECK_MISMATCH if deviations else Happened.CHECK_PASSED
+        kind = LeaseEventKind.CHECK_MISMATCH if deviations else LeaseEventKind.CHECK_PASSED
         return LeaseEvent(kind, text="; ".join(deviations))
     except Exception as error:  # noqa: BLE001 - whatever it is, the GPU is not given away, and it is tried again
         own = as_own_error(error)
@@ -199,9 +201,9 @@ def carry_out(hands: NodeHands, task: LeaseTask) -> LeaseEvent:
 
 
 _FAILED = {
-    Effect.RESET: Happened.RESET_FAILED,
-    Effect.DEACTIVATE: Happened.PARTITION_FAILED,
-    Effect.CHECK: Happened.CHECK_BROKEN,
+    Effect.RESET: LeaseEventKind.RESET_FAILED,
+    Effect.DEACTIVATE: LeaseEventKind.PARTITION_FAILED,
+    Effect.CHECK: LeaseEventKind.CHECK_BROKEN,
 }
 _FAILURES = tuple(_FAILED.values())
 _STEPS = {Effect.RESET: "reset", Effect.DEACTIVATE: "fabric", Effect.CHECK: "check"}

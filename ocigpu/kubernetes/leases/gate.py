@@ -26,9 +26,9 @@ from ocigpu.gpus.nvidia.fabric.state import KeptFabric
 from ocigpu.gpus.vfio.facts import GroupMembers
 from ocigpu.kubernetes.leases.journal import LeaseJournal
 from ocigpu.kubernetes.leases.lease import (
-    Happened,
     Lease,
     LeaseEvent,
+    LeaseEventKind,
     Phase,
     check_reservable,
     describe,
@@ -74,7 +74,7 @@ class LeaseGate:
         known, self._known = self._known, dict(self._unheld)
         return before is not self._seen or known != self._known
 
-    def judged(self, resource: Resource) -> Resource:
+    def with_leases(self, resource: Resource) -> Resource:
         """Return the resource with why its devices are withheld.
 
         While the journal cannot be read its last state counts: a device that a pod has must not become unhealthy.
@@ -83,10 +83,13 @@ class LeaseGate:
             leases = self.journal.refresh()
         except OcigpuError:
             leases = self.journal.leases
-        devices = (device._replace(error=device.error or self._why_not(device, leases)) for device in resource.devices)
+        devices = (
+            device._replace(error=device.error or self._why_device_withheld(device, leases))
+            for device in resource.devices
+        )
         return resource._replace(devices=tuple(devices))
 
-    def _why_not(self, device: PluginDevice, leases: Mapping[str, Lease]) -> str:
+    def _why_device_withheld(self, device: PluginDevice, leases: Mapping[str, Lease]) -> str:
         """Return why a device is withheld, "" for one that is free or that a pod has.
 
         By the kubelet's own knowledge no pod has what it asks for: it would give it to pod after pod, and all would
@@ -166,10 +169,10 @@ class LeaseGate:
         try:
             self._activate(gpus, sets)
         except OcigpuError as error:
-            failed = Happened.PARTITION_FAILED if isinstance(error, FabricError) else Happened.TICK
-            self._tell(gpus, generations, LeaseEvent(failed, text=error.message))
+            failed = LeaseEventKind.PARTITION_FAILED if isinstance(error, FabricError) else LeaseEventKind.TICK
+            self._record_event(gpus, generations, LeaseEvent(failed, text=error.message))
             raise
-        leases = self._tell(gpus, generations, LeaseEvent(Happened.PARTITION_ON, text=cost))
+        leases = self._record_event(gpus, generations, LeaseEvent(LeaseEventKind.PARTITION_ON, text=cost))
         for gpu, generation in generations.items():
             if leases[gpu].phase is not Phase.RESERVED or leases[gpu].generation != generation:
                 check_reservable([leases[gpu]])
@@ -181,7 +184,7 @@ class LeaseGate:
         Raises HostError (OCIGPU-LEASE-1).
         """
         own = {gpu: each for gpu, each in self.journal.refresh().items() if each.lease_set == name}
-        over = {gpu: LeaseEvent(Happened.POD_OVER, each.generation, text=name) for gpu, each in own.items()}
+        over = {gpu: LeaseEvent(LeaseEventKind.POD_OVER, each.generation, text=name) for gpu, each in own.items()}
         if over:
             self.journal.tell(over, f"{name} given back")
 
@@ -210,7 +213,7 @@ class LeaseGate:
     def _check_holders(self, gpus: tuple[str, ...]) -> None:
         for gpu in gpus:
             if pids := tuple(self._holders(gpu)):
-                self.journal.tell({gpu: LeaseEvent(Happened.HOLDERS, pids=pids)})
+                self.journal.tell({gpu: LeaseEvent(LeaseEventKind.HOLDERS, pids=pids)})
                 raise HostError("OCIGPU-LEASE-2", f"GPU {gpu} cannot be given: process {pids[0]} has it open")
 
     def _check_free(self, gpus: tuple[str, ...], leases: Mapping[str, Lease], name: str) -> list[Lease]:
@@ -227,7 +230,7 @@ class LeaseGate:
         """Return the generations that the GPUs are reserved under."""
         with self.journal.change() as change:
             known = self._check_free(gpus, change.leases, name)
-            event = LeaseEvent(Happened.RESERVE, text=name or set_name(known), members=gpus)
+            event = LeaseEvent(LeaseEventKind.RESERVE, text=name or set_name(known), members=gpus)
             now = self.journal.clock()
             for lease in known:
                 change.put(step(lease, event, now)[0], event.kind)
@@ -255,7 +258,9 @@ class LeaseGate:
             else:
                 self._fabric.activate(ids)
 
-    def _tell(self, gpus: Collection[str], generations: Mapping[str, int], event: LeaseEvent) -> Mapping[str, Lease]:
+    def _record_event(
+        self, gpus: Collection[str], generations: Mapping[str, int], event: LeaseEvent
+    ) -> Mapping[str, Lease]:
         return self.journal.tell({gpu: event._replace(generation=generations[gpu]) for gpu in gpus})
 
 

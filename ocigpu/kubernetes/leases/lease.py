@@ -117,8 +117,8 @@ class Lease:
         return self.sick.partition(":")[0]
 
 
-class Happened(StrEnum):
-    """What the node tells a lease."""
+class LeaseEventKind(StrEnum):
+    """What a node reports to a lease."""
 
     STARTED = "started"
     TICK = "tick"
@@ -146,7 +146,7 @@ class LeaseEvent(NamedTuple):
     ``text``: reason, boot id or set, by the kind; ``pids``: who holds the GPU; ``members``: GPUs of a set.
     """
 
-    kind: Happened
+    kind: LeaseEventKind
     generation: int = -1
     turn: int = -1
     text: str = ""
@@ -185,16 +185,16 @@ def effects(lease: Lease, now: float) -> tuple[Effect, ...]:
     return tuple(wanted)
 
 
-def is_let_go(lease: Lease) -> bool:
+def is_released(lease: Lease) -> bool:
     """Whether pod and VM are known to be gone, so that the GPU may be reset and its partition switched off."""
     return lease.phase in (Phase.FREE, Phase.CHECKING, Phase.MAINTENANCE) or (
         {OVER, IDLE} <= set(lease.proofs) and lease.phase in (Phase.RECLAIMING, Phase.QUARANTINED)
     )
 
 
-def waits_for(lease: Lease, leases: Mapping[str, Lease]) -> str:
-    """Return another GPU of the same set that is not let go yet, "" for none: a VM has all of them or none."""
-    return next((each.gpu for each in _peers(lease, leases)[1:] if not is_let_go(each)), "")
+def blocked_by(lease: Lease, leases: Mapping[str, Lease]) -> str:
+    """Return another GPU of the same set that is not released yet, "" for none: a VM has all of them or none."""
+    return next((each.gpu for each in _peers(lease, leases)[1:] if not is_released(each)), "")
 
 
 def work(leases: Mapping[str, Lease], now: float) -> list[tuple[Effect, tuple[str, ...]]]:
@@ -208,7 +208,7 @@ def work(leases: Mapping[str, Lease], now: float) -> list[tuple[Effect, tuple[st
             gpus: tuple[str, ...] = (gpu,)
             if effect in _OF_SETS:
                 together = _peers(lease, leases)
-                if effect is not Effect.ACTIVATE and not all(map(is_let_go, together)):
+                if effect is not Effect.ACTIVATE and not all(map(is_released, together)):
                     continue
                 if effect is Effect.DEACTIVATE and any(Effect.RESET in effects(each, now) for each in together):
                     continue
@@ -275,9 +275,9 @@ def check_act(lease: Lease, event: LeaseEvent) -> None:
     if event.generation != lease.generation:
         raise RequestError("OCIGPU-LEASE-3", f"{what}: the generation is {lease.generation}, not {event.generation}")
     kept = lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE) or lease.maintenance
-    if event.kind is Happened.RELEASE and not kept:
+    if event.kind is LeaseEventKind.RELEASE and not kept:
         raise RequestError("OCIGPU-LEASE-3", f"{what}: it is {lease.phase}, neither Quarantined nor in Maintenance")
-    if event.kind is Happened.MAINTAIN and lease.phase is Phase.QUARANTINED:
+    if event.kind is LeaseEventKind.MAINTAIN and lease.phase is Phase.QUARANTINED:
         raise RequestError("OCIGPU-LEASE-3", f"{what}: it is Quarantined, and stays so until it is released")
 
 
@@ -517,23 +517,23 @@ def _tick(lease: Lease, _event: LeaseEvent, now: float) -> Lease:
     return lease
 
 
-_HANDLERS: Mapping[Happened, Callable[[Lease, LeaseEvent, float], Lease]] = {
-    Happened.STARTED: _started,
-    Happened.TICK: _tick,
-    Happened.RESERVE: _reserve,
-    Happened.HOLDERS: _holders,
-    Happened.POD_SEEN: _pod_seen,
-    Happened.POD_OVER: _pod_over,
-    Happened.PARTITION_ON: _partition_on,
-    Happened.PARTITION_OFF: _partition_off,
-    Happened.PARTITION_FAILED: _partition_failed,
-    Happened.RESET_DONE: _reset_done,
-    Happened.RESET_FAILED: _reset_failed,
-    Happened.CHECK_PASSED: _check_passed,
-    Happened.CHECK_MISMATCH: _check_mismatch,
-    Happened.CHECK_BROKEN: _check_broken,
-    Happened.SICK: _sick,
-    Happened.RELEASE: _release,
-    Happened.QUARANTINE: _sick,
-    Happened.MAINTAIN: _maintain,
+_HANDLERS: Mapping[LeaseEventKind, Callable[[Lease, LeaseEvent, float], Lease]] = {
+    LeaseEventKind.STARTED: _started,
+    LeaseEventKind.TICK: _tick,
+    LeaseEventKind.RESERVE: _reserve,
+    LeaseEventKind.HOLDERS: _holders,
+    LeaseEventKind.POD_SEEN: _pod_seen,
+    LeaseEventKind.POD_OVER: _pod_over,
+    LeaseEventKind.PARTITION_ON: _partition_on,
+    LeaseEventKind.PARTITION_OFF: _partition_off,
+    LeaseEventKind.PARTITION_FAILED: _partition_failed,
+    LeaseEventKind.RESET_DONE: _reset_done,
+    LeaseEventKind.RESET_FAILED: _reset_failed,
+    LeaseEventKind.CHECK_PASSED: _check_passed,
+    LeaseEventKind.CHECK_MISMATCH: _check_mismatch,
+    LeaseEventKind.CHECK_BROKEN: _check_broken,
+    LeaseEventKind.SICK: _sick,
+    LeaseEventKind.RELEASE: _release,
+    LeaseEventKind.QUARANTINE: _sick,
+    LeaseEventKind.MAINTAIN: _maintain,
 }

@@ -234,7 +234,7 @@ class MachineHands:
         now = time.monotonic()
         if now >= self._look_due and not (self._looking and self._looking.is_alive()):
             self._look_due = now + self._look_seconds
-            self._looking = threading.Thread(target=self._look, args=(self._fabric,), daemon=True)
+            self._looking = threading.Thread(target=self._poll_manager, args=(self._fabric,), daemon=True)
             self._looking.start()
         broken = {id_: each.broken for each in self._fabric.read_state().broken for id_ in each.physical_ids}
         if self._unseen and not broken:
@@ -242,7 +242,7 @@ class MachineHands:
         modules = self.modules() if broken else {}
         return {gpu: f"PartitionLost: {broken[id_]}" for gpu, id_ in modules.items() if id_ in broken}
 
-    def _look(self, fabric: KeptFabric) -> None:
+    def _poll_manager(self, fabric: KeptFabric) -> None:
         try:
             fabric.list_partitions()
             self._unseen = None

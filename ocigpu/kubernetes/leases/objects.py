@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ocigpu.kubernetes.cluster.announce import Verdict, make_conditions
-from ocigpu.kubernetes.leases.lease import OVER, PROOFS, Happened, Lease, LeaseEvent, Phase, describe
+from ocigpu.kubernetes.leases.lease import OVER, PROOFS, Lease, LeaseEvent, LeaseEventKind, Phase, describe
 
 BY_OBJECT = "ObjectRequest"
 """Reason of maintenance that an object wants; it ends when the object no longer does, other maintenance does not."""
@@ -42,13 +42,13 @@ def act_for(lease: Lease, wish: LeaseWish) -> LeaseEvent | None:
     """Return what a lease is to be told, None when it is as wished, or may not be yet."""
     fence = (lease.generation, lease.turn)
     if wish.release and wish.release == quarantine_name(lease):
-        return LeaseEvent(Happened.RELEASE, *fence, text=wish.why)
+        return LeaseEvent(LeaseEventKind.RELEASE, *fence, text=wish.why)
     ours = (lease.reason if lease.phase is Phase.MAINTENANCE else lease.maintenance).startswith(BY_OBJECT)
     if ours and not wish.maintenance:
-        return LeaseEvent(Happened.RELEASE, *fence, text=wish.why)
+        return LeaseEvent(LeaseEventKind.RELEASE, *fence, text=wish.why)
     kept = lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE) or lease.maintenance
     if wish.maintenance and not kept:
-        return LeaseEvent(Happened.MAINTAIN, *fence, text=f"{BY_OBJECT}: {wish.why}")
+        return LeaseEvent(LeaseEventKind.MAINTAIN, *fence, text=f"{BY_OBJECT}: {wish.why}")
     return None
 
 

@@ -99,7 +99,7 @@ class ControlDaemon:
             self._make_exclusive(added)
             for command in job.commands:
                 if command not in self.job.commands:
-                    self._tell(command)
+                    self._send_command(command)
             commands = dict.fromkeys((*self.job.commands[:-1], *job.commands))
             self.job = self.job._replace(gpus=(*self.job.gpus, *added), commands=tuple(commands))
         return added
@@ -166,9 +166,9 @@ class ControlDaemon:
             raise _error(f"{self.job.program}: {getattr(error, 'strerror', '') or error}") from error
         self._wait_for_answer(interrupted)
         for command in self.job.commands:
-            self._tell(command)
+            self._send_command(command)
         wanted = self.job.commands[-1].rpartition(" ")[2]
-        said = self._tell(_QUESTION).strip()
+        said = self._send_command(_QUESTION).strip()
         if said.split(".")[0] != wanted:
             raise _error(f"{_QUESTION}: {said or 'nothing'} instead of {wanted}")
         os.close(os.open(directories.ready, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
@@ -178,7 +178,7 @@ class ControlDaemon:
         if not os.path.isdir(self.job.directories.pipe):
             return
         try:
-            self._tell("quit")
+            self._send_command("quit")
         except OcigpuError:  # nobody answers: none is left
             return
         self._warn("ended a control daemon that was left over")
@@ -212,7 +212,7 @@ class ControlDaemon:
             if not self.is_running():
                 raise _error(f"{PROGRAM} ended at once")
             try:
-                self._tell(_QUESTION)
+                self._send_command(_QUESTION)
             except OcigpuError:
                 if time.monotonic() > until or interrupted():
                     raise
@@ -220,7 +220,7 @@ class ControlDaemon:
             else:
                 return
 
-    def _tell(self, command: str) -> str:
+    def _send_command(self, command: str) -> str:
         """Give the daemon a command and return what it says."""
         try:
             done = run_program(
@@ -238,7 +238,7 @@ class ControlDaemon:
     def _end(self, child: "subprocess.Popen[bytes]") -> None:
         if not _has_ended(child.pid):
             try:
-                self._tell("quit")
+                self._send_command("quit")
             except OcigpuError as error:
                 self._warn(error.message)
             until = time.monotonic() + self._times.quit

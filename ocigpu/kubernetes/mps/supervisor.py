@@ -16,7 +16,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.vendors import load_vendor
 from ocigpu.kubernetes.mps.daemon import ControlDaemon, Job, Times, find_program
 from ocigpu.kubernetes.mps.shares import control_commands, mps_directories, mps_problem, mps_root
-from ocigpu.kubernetes.node.config import Configuration, Told, read_configuration
+from ocigpu.kubernetes.node.config import CommandInput, Configuration, read_configuration
 from ocigpu.kubernetes.node.devices import Resource
 from ocigpu.kubernetes.node.reading import KubernetesNode, host_settings, read_node
 from ocigpu.kubernetes.node.sharing import DOMAIN
@@ -105,18 +105,18 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        told: Told,
+        given: CommandInput,
         shm_size: str,
         log: ServiceLog,
         times: Times | None = None,
     ) -> None:
         self._settings = settings
-        self._told = told
+        self._given = given
         self._shm_size = shm_size
         self._log = log
         self._times = times or Times()
         self._keepers: dict[str, MpsKeeper] = {}
-        self._file = FollowedFile(told.file)
+        self._file = FollowedFile(given.file)
         self._root = ""
         self._ask_at: float | None = None
         self._silence = Backoff(FIRST_QUESTION, LONGEST_RETRY)
@@ -124,7 +124,7 @@ class Supervisor:
     def run(self) -> None:
         """Work until told to end; raises SettingsError for a configuration that is wrong from the start."""
         with Signals() as signals:
-            configuration = read_configuration(self._told)
+            configuration = read_configuration(self._given)
             for warning in configuration.warnings:
                 self._log("warning", warning)
             try:
@@ -146,7 +146,7 @@ class Supervisor:
 
     def _read_again(self, before: Configuration) -> Configuration:
         try:
-            found = read_configuration(self._told)
+            found = read_configuration(self._given)
         except OcigpuError as error:
             self._log.once("configuration", "error", f"{error.message}; the previous configuration stays in force")
             return before

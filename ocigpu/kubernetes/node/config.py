@@ -1,4 +1,4 @@
-"""What the device plugin is told: command line, environment, configuration file and defaults become one record.
+"""The device plugin's configuration: command line, environment, file and defaults become one record.
 
 The names, variables, keys and defaults are those of NVIDIA's device plugin and GPU feature discovery; every key is
 obeyed or refused with a reason, none is read and forgotten.  Only :func:`read_configuration` reads a file: YAML or JSON
@@ -313,31 +313,34 @@ CONFIG_VARIABLES = {"node-labels": ("GFD_CONFIG_FILE", "CONFIG_FILE")}
 """What names the file to a program; to others CONFIG_FILE."""
 
 
-class Told(NamedTuple):
-    """``flags``: text by option name; ``file``: path of the configuration file, "" for none; and all variables."""
+class CommandInput(NamedTuple):
+    """What a program was started with.
+
+    ``flags``: text by option name; ``file``: path of the configuration file, "" for none; ``environment``: its variables.
+    """
 
     flags: "dict[str, str]"
     file: str
     environment: Mapping[str, str] = {}
 
 
-def parse_flags(words: Sequence[str], environment: Mapping[str, str], program: str = "device-plugin") -> Told:
-    """Return what the command line of one of our programs says; raises UsageError for words that it does not know."""
+def parse_flags(words: Sequence[str], environment: Mapping[str, str], program: str = "device-plugin") -> CommandInput:
+    """Return the parsed command line of one of our programs; raises UsageError for unknown words."""
     variables = CONFIG_VARIABLES.get(program, ("CONFIG_FILE",))
     config = Option("config_file", "text", ("config-file",), variables)
     flags = read_flags(words, (config, *(option for option in OPTIONS if program in option.programs)), program)
     default = next((environment[name] for name in variables if environment.get(name)), "")
     file = flags.pop(config.name, default)
-    return Told(flags, file, environment)
+    return CommandInput(flags, file, environment)
 
 
-def read_configuration(told: Told) -> Configuration:
+def read_configuration(given: CommandInput) -> Configuration:
     """Return the configuration in force; raises SettingsError (OCIGPU-KUBE-1).
 
     Unlike NVIDIA's plugin, one that was not told whether to end without a driver waits for it: a program that ends is
     started again and again.
     """
-    text = read_text(told.file, MAX_BYTES, option_error) if told.file else ""
-    file, warnings = parse_config_file(text, told.file)
-    found = configure(told.flags, told.environment, file, told.file, PluginOptions(fail_on_init_error=False))
+    text = read_text(given.file, MAX_BYTES, option_error) if given.file else ""
+    file, warnings = parse_config_file(text, given.file)
+    found = configure(given.flags, given.environment, file, given.file, PluginOptions(fail_on_init_error=False))
     return found._replace(warnings=(*warnings, *found.warnings))

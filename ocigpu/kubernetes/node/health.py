@@ -153,8 +153,8 @@ class Monitor:
         self._rules = rules
         self.states: dict[str, HealthState] = dict(before.states) if before else {}
 
-    def has_read(self, inventory: Inventory, now: float) -> None:
-        """The node was read: a device with an error has a fault, every other one has answered well."""
+    def record_reading(self, inventory: Inventory, now: float) -> None:
+        """Record a reading of the node: a device with an error is faulty, every other one answered."""
         for device in _devices(inventory) if self.policy.probes else ():
             state = self.states.get(device.uuid, HealthState())
             error = device.error
@@ -162,19 +162,19 @@ class Monitor:
                 state.failed(now, error, self._rules) if error else state.answered(now, self._rules)
             )
 
-    def is_silent(self, inventory: Inventory, now: float) -> None:
-        """The node could not be read: nobody knows how its devices are."""
+    def record_silence(self, inventory: Inventory, now: float) -> None:
+        """Record that the node could not be read, so that the state of its devices is unknown."""
         for device in _devices(inventory) if self.policy.probes else ():
             self.states[device.uuid] = self.states.get(device.uuid, HealthState()).silent(now, self._rules)
 
-    def happened(self, event: Event, inventory: Inventory, now: float) -> tuple[str, ...]:
-        """Take in an event; returns the UUIDs of the devices that it makes unhealthy."""
+    def record_event(self, event: Event, inventory: Inventory, now: float) -> tuple[str, ...]:
+        """Record an event; returns the UUIDs of the devices that it makes unhealthy."""
         found = affected(event, list(_devices(inventory))) if self.policy.counts(event.xid) else ()
         for uuid in found:
             self.states[uuid] = self.states.get(uuid, HealthState()).failed(now, f"XID {event.xid}", self._rules)
         return found
 
-    def judged(self, resource: Resource) -> Resource:
+    def with_health(self, resource: Resource) -> Resource:
         """Return the resource with the errors of its devices; a MIG device also has those of its GPU."""
         sick = {uuid: state.reason for uuid, state in self.states.items() if not state.healthy}
         errors = (each.error or sick.get(each.uuid) or sick.get(each.gpu, "") for each in resource.devices)

@@ -143,7 +143,7 @@ class NodeProgram(Generic[A]):
             self.watcher.close()
             self.reader.close()
 
-    def _look(self, request: Callable[[], Any], now: float) -> A | None:
+    def _poll_reader(self, request: Callable[[], Any], now: float) -> A | None:
         """Return a reading of the node that has come; ask for one when that is due, with what ``request`` returns."""
         reading = self.reader.answer(now)
         if reading is not None:
@@ -166,7 +166,7 @@ class NodeProgram(Generic[A]):
         for warning in news.warnings:
             self.log("warning", warning)
         for event in news.events:
-            found = self.monitor.happened(event, inventory, now)
+            found = self.monitor.record_event(event, inventory, now)
             what = f"XID {event.xid} of {event.gpu or 'an unknown GPU'}"
             self.log("warning" if found else "info", what if found else f"{what} means nothing for its health")
         return bool(news.events)

@@ -15,7 +15,7 @@ from ocigpu.kubernetes.api.listener import identity
 from ocigpu.kubernetes.leases.gate import LeaseGate
 from ocigpu.kubernetes.leases.machine import open_gate
 from ocigpu.kubernetes.mps.shares import mps_problem, waiting_resources, waits_for_mps
-from ocigpu.kubernetes.node.config import Configuration, PluginOptions, Told, configure, read_configuration
+from ocigpu.kubernetes.node.config import CommandInput, Configuration, PluginOptions, configure, read_configuration
 from ocigpu.kubernetes.node.devices import Inventory, Resource
 from ocigpu.kubernetes.node.health import RULES, Monitor, Rules
 from ocigpu.kubernetes.node.program import NodeProgram
@@ -62,17 +62,17 @@ class DevicePlugin(NodeProgram[Reading]):
 
     def __init__(
         self,
-        told: Told,
+        given: CommandInput,
         settings: Settings,
         as_json: bool = False,
         timing: Timing | None = None,
     ) -> None:
         timing = timing or Timing()
         super().__init__(hardware_reader(), Monitor(Configuration()), timing.poll, timing.probe, as_json)
-        self.told = told
+        self.given = given
         self.given_settings = settings
         self.rules, self.listens = timing.rules, timing.listens
-        fixed = configure(told.flags, told.environment).options
+        fixed = configure(given.flags, given.environment).options
         self.kubelet = fixed.kubelet_socket
         self.directory = os.path.dirname(self.kubelet or PluginOptions().kubelet_socket)
         self.configuration: Configuration | None = None
@@ -88,7 +88,7 @@ class DevicePlugin(NodeProgram[Reading]):
         self._allocatable = (
             Allocatable(pods_socket(self.kubelet), ASK * timing.probe, self.signals.wake) if self.kubelet else None
         )
-        self._file = FollowedFile(told.file)
+        self._file = FollowedFile(given.file)
         self._first = True
         self._sick: dict[str, str] = {}
 
@@ -112,8 +112,8 @@ class DevicePlugin(NodeProgram[Reading]):
 
     def _step(self, now: float) -> None:
         self._look_at_file()
-        if self.configuration and (reading := self._look(lambda: (self.settings, self.configuration), now)):
-            self._has_read(reading, now)
+        if self.configuration and (reading := self._poll_reader(lambda: (self.settings, self.configuration), now)):
+            self._record_reading(reading, now)
         if self._hear(self.node.facts if self.node and self.node.source == "nvml" else None, self.inventory, now):
             self._offer()
         if self.configuration and self.without_mps != waiting_resources(self.inventory.resources, self.configuration):
@@ -136,13 +136,13 @@ class DevicePlugin(NodeProgram[Reading]):
                     served.server.stop()
                     served.retry.reset()
         elif changed:
-            self.log("info", f"{self.told.file} has changed")
+            self.log("info", f"{self.given.file} has changed")
             self._configure()
 
     def _configure(self) -> bool:
         """Take up the configuration; one that is wrong leaves the one before in force.  Returns whether it was good."""
         try:
-            configuration = read_configuration(self.told)
+            configuration = read_configuration(self.given)
             settings = host_settings(self.given_settings, configuration.options)
             gate = open_gate(configuration.options, settings) if configuration != self.configuration else self.gate
         except OcigpuError as error:
@@ -164,16 +164,16 @@ class DevicePlugin(NodeProgram[Reading]):
 
     # the node
 
-    def _has_read(self, reading: Reading, now: float) -> None:
+    def _record_reading(self, reading: Reading, now: float) -> None:
         assert self.configuration is not None
         self.log.once("silent", "warning", reading.silent)
         self.log.new("specifications", "error", reading.problems)
         if reading.node is None:
-            self.monitor.is_silent(self.inventory, now)
+            self.monitor.record_silence(self.inventory, now)
         else:
             self.node = reading.node
             self.inventory = carry_over(self.inventory, reading.node.inventory)
-            self.monitor.has_read(self.inventory, now)
+            self.monitor.record_reading(self.inventory, now)
             options = self.configuration.options._replace(imex_required=False)
             missing = usable_channels(reading.node.facts, options)[1]
             self.log.new("notes", "warning", (*reading.node.inventory.notes, *missing))
@@ -193,9 +193,9 @@ class DevicePlugin(NodeProgram[Reading]):
         self.without_mps = waiting_resources(self.inventory.resources, self.configuration)
         # tenants share the switches: one that has one has the traffic of all
         offered = [each for each in self.inventory.resources if not (self.gate and each.name == SWITCH_RESOURCE)]
-        judged = [self.monitor.judged(self._usable(resource)) for resource in offered]
+        judged = [self.monitor.with_health(self._usable(resource)) for resource in offered]
         gated = {resource.name for resource in judged if resource.kind == "vfio" and self.gate}
-        judged = [self.gate.judged(each) if self.gate and each.name in gated else each for each in judged]
+        judged = [self.gate.with_leases(each) if self.gate and each.name in gated else each for each in judged]
         self._tell_health(judged)
         for name in self.served.keys() - {resource.name for resource in judged}:
             self.log("info", f"{name}: no longer offered")

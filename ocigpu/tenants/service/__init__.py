@@ -8,6 +8,6 @@ request (:mod:`~.request`), a module for each kind of resource: :mod:`~.containe
 Pure: what comes in and goes out (:mod:`~.models`) and refusals (:mod:`~.problems`), images (:mod:`~.image`), the
 objects of a container (:mod:`~.pods`) and what they say of it (:mod:`~.lifecycle`), places in lists
 (:mod:`~.cursors`).  :mod:`~.store` remembers, with :mod:`~.event_log` and :mod:`~.api_keys` in the same
-:mod:`~.database`; :mod:`~.keeper` keeps :mod:`~.cluster` and store the same; :mod:`~.health` answers probes beside it;
-:mod:`~.server` joins them.
+:mod:`~.database`; :mod:`~.reconciler` keeps :mod:`~.cluster` and store the same; :mod:`~.event_recorder` writes Events;
+:mod:`~.health` answers probes beside it; :mod:`~.server` joins them.
 """

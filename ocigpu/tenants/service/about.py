@@ -18,6 +18,6 @@ async def show_health(_request: ApiRequest) -> Response:
 
 async def show_readiness(request: ApiRequest) -> Response:
     """Tell whether it follows its cluster."""
-    if request.service.keeper.problem:
+    if request.service.reconciler.problem:
         raise Refusal("cluster_unavailable", retry_after=RETRY)
     return JSONResponse({"status": "ok"})

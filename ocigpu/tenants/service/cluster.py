@@ -186,7 +186,7 @@ class ClusterClient:
             raise _as_cluster_error(error) from error
 
 
-class Follower:
+class WatchCache:
     """The objects of a kind as the cluster has them, while :meth:`run` does.
 
     ``objects``: by namespace, "" for none, and name: labels are whoever's may write objects in any tenancy's namespace.

@@ -13,11 +13,11 @@ from ocigpu.kubernetes.cluster.quantity import parse_quantity
 from ocigpu.tenants.service import models
 from ocigpu.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.tenants.service.image import check_registry, parse_image
-from ocigpu.tenants.service.keeper import wait_at_most
 from ocigpu.tenants.service.lifecycle import ContainerStanding, write_time, write_time_of
 from ocigpu.tenants.service.parameters import DIGITS, Cursor, Header, Limit, TenancyName
 from ocigpu.tenants.service.pods import DOCKER_CONFIG, find_export, make_docker_config, size_of
 from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.reconciler import wait_at_most
 from ocigpu.tenants.service.request import ApiRequest, TenantRules
 from ocigpu.tenants.service.store import StoredContainer, StoreFullError
 from ocigpu.tenants.service.tenancies import check_quota, check_tenancy, read_quotas
@@ -67,7 +67,7 @@ async def create_container(
 async def _create(
     request: ApiRequest, wanted: models.ContainerRequest, tenancy: str, key: str
 ) -> models.ContainerView:  # fmt: skip
-    store, keeper = request.service.store, request.service.keeper
+    store, reconciler = request.service.store, request.service.reconciler
     made_of = check_request(wanted, tenancy, request.service.rules)
     quota = await check_tenancy(request, tenancy, made_of["image"])
     check_share(made_of, quota)
@@ -77,11 +77,11 @@ async def _create(
         check_quota(request, quotas, tenancy, made_of["gpus"])
         try:
             for ended in store.make_room(tenancy, len(request.body)):
-                keeper.look_at(ended)
+                reconciler.look_at(ended)
         except StoreFullError as error:
             raise Refusal(str(error), retry_after=30) from error
         made = store.add(tenancy, made_of, secret_values(wanted, made_of), key, request.body)
-        keeper.look_at(made.id)
+        reconciler.look_at(made.id)
         return _accept(request, made, {})
 
 
@@ -139,10 +139,10 @@ async def show_container(
 
 
 async def _wait(request: ApiRequest, wanted: models.Lifecycle, seconds: float) -> StoredContainer | None:
-    store, bell = request.service.store, request.service.keeper.bell
+    store, signal = request.service.store, request.service.reconciler.signal
     rank, end = models.LIFECYCLES.index(wanted), time.monotonic() + seconds
     # whoever waits for success also wants to hear of failure
-    with bell.hear() as heard:
+    with signal.subscribe() as heard:
         while True:
             heard.clear()
             found = store.find(request.id)
@@ -150,7 +150,7 @@ async def _wait(request: ApiRequest, wanted: models.Lifecycle, seconds: float) -
             if over or (found and models.LIFECYCLES.index(found.standing.lifecycle) >= rank):
                 return found
             left = end - time.monotonic()
-            if left <= 0 or bell.closed or not await wait_at_most(heard, left):
+            if left <= 0 or signal.closed or not await wait_at_most(heard, left):
                 return store.find(request.id)
 
 
@@ -159,7 +159,7 @@ async def delete_container(request: ApiRequest) -> models.ContainerView:
     store, found = request.service.store, find_container(request)
     if not found.deleting:
         store.note_deleting(found.id)
-        request.service.keeper.look_at(found.id)
+        request.service.reconciler.look_at(found.id)
     return view(store.find(found.id) or found)
 
 

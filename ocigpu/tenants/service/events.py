@@ -13,10 +13,10 @@ from ocigpu.tenants.service import models
 from ocigpu.tenants.service.containers import find_container, view
 from ocigpu.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.tenants.service.event_log import StoredEvent
-from ocigpu.tenants.service.keeper import wait_at_most
 from ocigpu.tenants.service.lifecycle import write_time
 from ocigpu.tenants.service.parameters import After, Cursor, LastEvent, Limit, TenancyName
 from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.reconciler import wait_at_most
 from ocigpu.tenants.service.request import KEEP_ALIVE, ApiRequest
 
 SETTLE = 0.3
@@ -61,10 +61,10 @@ def _read_last(header: str, after: int) -> int:
 
 
 async def _events(request: ApiRequest, last: int, tenancy: str, container: str = "") -> AsyncIterator[str]:
-    bell = request.service.keeper.bell
+    signal = request.service.reconciler.signal
     yield "retry: 2000\n\n"
-    with bell.hear() as heard:
-        while not bell.closed and request.is_valid:
+    with signal.subscribe() as heard:
+        while not signal.closed and request.is_valid:
             heard.clear()
             found = request.service.store.events.after(last, tenancy, container)
             for event in found:
@@ -91,7 +91,7 @@ def make_overview(request: ApiRequest) -> models.OverviewView:
     who, service = request.principal, request.service
     sees, mine = who.may("fleet:read"), who.tenancy or ""
     found = service.store.list_containers(mine, limit=service.store.fit(mine, limit=MAX_SHOWN))
-    problems = [service.keeper.problem, *(service.fleet.problems if sees else ())]
+    problems = [service.reconciler.problem, *(service.fleet.problems if sees else ())]
     return models.OverviewView(
         nodes=service.fleet.view() if sees else None,
         containers=[view(one) for one in found],
@@ -103,7 +103,7 @@ async def _share_overview(request: ApiRequest) -> str:
     """Return the overview for a stream; those who see the same share what was made since the last change."""
     service, sees = request.service, (request.principal.tenancy or "", request.principal.may("fleet:read"))
     async with request.take_turn():
-        changes, now = service.keeper.bell.rings, time.monotonic()
+        changes, now = service.reconciler.signal.count, time.monotonic()
         for one in [one for one, kept in service.overviews.items() if now - kept[1] >= KEEP_ALIVE]:
             del service.overviews[one]
         kept = service.overviews.get(sees)
@@ -113,9 +113,9 @@ async def _share_overview(request: ApiRequest) -> str:
 
 
 async def _overviews(request: ApiRequest) -> AsyncIterator[str]:
-    bell, before = request.service.keeper.bell, b""
-    with bell.hear() as heard:
-        while not bell.closed and request.is_valid:
+    signal, before = request.service.reconciler.signal, b""
+    with signal.subscribe() as heard:
+        while not signal.closed and request.is_valid:
             heard.clear()
             text = await _share_overview(request)
             now = hashlib.sha256(text.encode()).digest()

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ocigpu.system.service import Backoff, ServiceLog
-from ocigpu.tenants.service.cluster import ClusterClient, Follower
-from ocigpu.tenants.service.keeper import Bell, KeeperPace
+from ocigpu.tenants.service.cluster import ClusterClient, WatchCache
 from ocigpu.tenants.service.models import GpuView, NodeOverview
+from ocigpu.tenants.service.reconciler import ChangeSignal, ReconcilerPace
 
 KINDS = ("Node", "GPULease")
 
@@ -19,9 +19,11 @@ KINDS = ("Node", "GPULease")
 class Fleet:
     """Follows the cluster while :meth:`run` does.  ``problems``: why kinds cannot be followed, "" where they are."""
 
-    def __init__(self, cluster: ClusterClient, bell: Bell, resource: str, log: ServiceLog, pace: KeeperPace) -> None:
-        self._bell, self._resource = bell, resource
-        self._followed = {kind: Follower(cluster, kind, Backoff(pace.first, pace.longest), log) for kind in KINDS}
+    def __init__(
+        self, cluster: ClusterClient, signal: ChangeSignal, resource: str, log: ServiceLog, pace: ReconcilerPace
+    ) -> None:
+        self._signal, self._resource = signal, resource
+        self._followed = {kind: WatchCache(cluster, kind, Backoff(pace.first, pace.longest), log) for kind in KINDS}
 
     @property
     def problems(self) -> list[str]:
@@ -36,7 +38,7 @@ class Fleet:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             for each in self._followed.values():
-                group.create_task(each.run(lambda _: self._bell.ring()))
+                group.create_task(each.run(lambda _: self._signal.notify()))
 
     def view(self) -> list[NodeOverview]:
         """Return the nodes that have GPUs, or leases of GPUs, by name."""

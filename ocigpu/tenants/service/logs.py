@@ -13,10 +13,10 @@ from ocigpu.kubernetes.cluster.names import namespace_name
 from ocigpu.tenants.service import models
 from ocigpu.tenants.service.cluster import ClusterError
 from ocigpu.tenants.service.containers import find_container
-from ocigpu.tenants.service.keeper import wait_at_most
 from ocigpu.tenants.service.lifecycle import read_time
 from ocigpu.tenants.service.parameters import DIGITS, LastEvent, Switch, Time
 from ocigpu.tenants.service.pods import object_name
+from ocigpu.tenants.service.reconciler import wait_at_most
 from ocigpu.tenants.service.request import KEEP_ALIVE, STREAM, ApiRequest
 from ocigpu.tenants.service.store import StoredContainer
 
@@ -97,7 +97,7 @@ async def _read_raw(
     if kept is None:
         begin = max((at for at in (window.since, read_time(from_time)) if at is not None), default=None)
         ago = None if begin is None else max(0.0, store.clock() - begin) + 1
-        stream = request.service.keeper.cluster.read_log(
+        stream = request.service.reconciler.cluster.read_log(
             namespace_name(container.tenancy), object_name(container.id), window.follow, window.tail, ago
         )
         try:
@@ -116,9 +116,9 @@ async def _read_raw(
 
 async def _wait_until_started(request: ApiRequest, container: str) -> bool:
     """Return whether there is output, or may be soon; False if the container ended without any."""
-    store, bell = request.service.store, request.service.keeper.bell
-    with bell.hear() as heard:
-        while not bell.closed:
+    store, signal = request.service.store, request.service.reconciler.signal
+    with signal.subscribe() as heard:
+        while not signal.closed:
             heard.clear()
             found = store.find(container)
             if not found or found.standing.lifecycle in ("stopping", *models.FINAL):

@@ -14,8 +14,8 @@ from ocigpu.tenants.service.auth import Principal, still_holds
 from ocigpu.tenants.service.fleet import Fleet
 from ocigpu.tenants.service.image import REGISTRIES
 from ocigpu.tenants.service.intake import Turns
-from ocigpu.tenants.service.keeper import Keeper
 from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.reconciler import Reconciler
 from ocigpu.tenants.service.store import CaasStore
 
 MAX_STREAMS = 64
@@ -53,8 +53,10 @@ class ServiceState:
     ``streams``: how many each tenancy or admin has open; ``overviews``: the latest, by who sees the same.
     """
 
-    def __init__(self, store: CaasStore, keeper: Keeper, rules: TenantRules, fleet: Fleet, document: bytes) -> None:
-        self.store, self.keeper, self.rules, self.fleet, self.document = store, keeper, rules, fleet, document
+    def __init__(
+        self, store: CaasStore, reconciler: Reconciler, rules: TenantRules, fleet: Fleet, document: bytes
+    ) -> None:
+        self.store, self.reconciler, self.rules, self.fleet, self.document = store, reconciler, rules, fleet, document
         self.turns = Turns()
         self.streams: Counter[str] = Counter()
         self.in_flight: set[tuple[str, str]] = set()

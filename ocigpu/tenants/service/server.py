@@ -24,14 +24,14 @@ from ocigpu.system.service import ENDING, Door, ServiceLog, listen_tcp, split_ad
 from ocigpu.system.tls import client_context
 from ocigpu.tenants.service.auth import OidcOptions, TokenReader, check_provider_url
 from ocigpu.tenants.service.cluster import ClusterClient, open_cluster
+from ocigpu.tenants.service.event_recorder import EventRecorder
 from ocigpu.tenants.service.fleet import Fleet
 from ocigpu.tenants.service.health import HealthServer
-from ocigpu.tenants.service.herald import Herald
 from ocigpu.tenants.service.image import parse_image
-from ocigpu.tenants.service.keeper import Keeper, KeeperPace
 from ocigpu.tenants.service.page import make_route
 from ocigpu.tenants.service.pods import PodOptions
 from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.reconciler import Reconciler, ReconcilerPace
 from ocigpu.tenants.service.request import ADMIN, TenantRules
 from ocigpu.tenants.service.store import CaasStore, StoreLimits
 from ocigpu.tenants.service.web import KNOWN, Api
@@ -70,7 +70,7 @@ class ServiceOptions(NamedTuple):
     pods: PodOptions = PodOptions()
     oidc: OidcOptions | None = None
     limits: StoreLimits = StoreLimits()
-    pace: KeeperPace = KeeperPace()
+    pace: ReconcilerPace = ReconcilerPace()
     pod_seconds: float = 600.0
     health: str = ""
 
@@ -128,21 +128,21 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, see uvicorn."""
         super().connection_made(transport)
-        self._watch = self.loop.call_later(REQUEST_SECONDS, self._look)
+        self._watch = self.loop.call_later(REQUEST_SECONDS, self._close_if_stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, see uvicorn; nothing that was read is kept until somebody looks."""
         self._watch.cancel()
         super().connection_lost(exc)
 
-    def _look(self) -> None:
+    def _close_if_stalled(self) -> None:
         if self.transport.is_closing():
             return
         if self.cycle is self._seen and not self.is_known:
             self.transport.abort()
             return
         self._seen = self.cycle
-        self._watch = self.loop.call_later(REQUEST_SECONDS, self._look)
+        self._watch = self.loop.call_later(REQUEST_SECONDS, self._close_if_stalled)
 
 
 class CaasServer:
@@ -172,10 +172,10 @@ class CaasServer:
         self.store = CaasStore(options.state, serving=True, limits=options.limits)
         self._tokens = tokens
         self.health: HealthServer | None = None
-        self.keeper: Keeper | None = None
+        self.reconciler: Reconciler | None = None
         try:
             if probed:
-                self.health = HealthServer(*probed, lambda: self.keeper.problem if self.keeper else "it starts")
+                self.health = HealthServer(*probed, lambda: self.reconciler.problem if self.reconciler else "it starts")
             with OsErrorAs(HostError, "OCIGPU-CAAS-1", f"listen on {options.listen}"):
                 self._socket = Door(listen_tcp(host, port, BACKLOG), MAX_STRANGERS)
         except HostError:
@@ -209,18 +209,18 @@ class CaasServer:
         options = self.options
         cluster = self._cluster
         pods = options.pods._replace(exports=options.rules.exports)
-        keeper = Keeper(
+        reconciler = Reconciler(
             self.store, cluster, pods, self.log, options.keep_seconds, options.pace, options.pod_seconds
         )  # fmt: skip
-        self.keeper = keeper
+        self.reconciler = reconciler
 
-        fleet = Fleet(cluster, keeper.bell, options.pods.resource, self.log, options.pace)
-        keeper.is_gone = fleet.is_gone
-        herald = Herald(self.store, cluster, keeper.bell, self.log, options.pace)
+        fleet = Fleet(cluster, reconciler.signal, options.pods.resource, self.log, options.pace)
+        reconciler.is_gone = fleet.is_gone
+        recorder = EventRecorder(self.store, cluster, reconciler.signal, self.log, options.pace)
 
         @contextlib.asynccontextmanager
         async def beside(_app: Starlette) -> AsyncIterator[None]:
-            beside_us = (keeper.run(), fleet.run(), herald.run(), self._renew(config.ssl), self._beat())
+            beside_us = (reconciler.run(), fleet.run(), recorder.run(), self._renew(config.ssl), self._beat())
             work = [asyncio.create_task(one) for one in beside_us]
             for one in work:
                 one.add_done_callback(self._ended)
@@ -234,7 +234,7 @@ class CaasServer:
                 await asyncio.gather(*work, return_exceptions=True)
                 await cluster.close()
 
-        api = Api(self.store, keeper, options.rules, self._tokens, self.log, self._write_audit, fleet)
+        api = Api(self.store, reconciler, options.rules, self._tokens, self.log, self._write_audit, fleet)
         tls: dict[str, Any] = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=False))
         config = uvicorn.Config(
             api.make_app(make_route(), run=beside), log_config=None, log_level="error", access_log=False, lifespan="on",
@@ -243,7 +243,7 @@ class CaasServer:
         )  # fmt: skip
         config.load()
         self._server = server = _UvicornServer(config)
-        server.on_shutdown = keeper.bell.close
+        server.on_shutdown = reconciler.signal.close
         connections: Iterable[Any] = server.server_state.connections
         self._socket.spared = lambda: [
             each.transport.get_extra_info("socket").fileno() for each in connections if each.is_known
@@ -279,7 +279,7 @@ class CaasServer:
     def _ended(self, work: "asyncio.Task[None]") -> None:
         """Without what keeps the cluster, nothing is served: whoever started us starts us again."""
         if not work.cancelled() and (error := work.exception()):
-            self.log("error", f"keeper: {type(error).__name__}: {error}")
+            self.log("error", f"reconciler: {type(error).__name__}: {error}")
             self.stop()
 
     def _write_audit(self, line: dict[str, Any]) -> None:

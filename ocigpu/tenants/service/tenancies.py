@@ -10,9 +10,9 @@ from ocigpu.kubernetes.cluster.quantity import parse_quantity
 from ocigpu.tenants.service import models
 from ocigpu.tenants.service.cluster import ClusterError
 from ocigpu.tenants.service.image import check_registry, parse_image
-from ocigpu.tenants.service.keeper import ACTIVE, phase_of
 from ocigpu.tenants.service.parameters import TenancyName
 from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.reconciler import ACTIVE, phase_of
 from ocigpu.tenants.service.request import ADMIN, ApiRequest
 from ocigpu.tenants.tenancy import read_spec
 
@@ -39,19 +39,19 @@ async def check_tenancy(request: ApiRequest, name: str, image: str) -> Mapping[s
 
 
 async def _find_tenancy(request: ApiRequest, name: str, may_create: bool = False) -> Mapping[str, Any]:
-    keeper, who = request.service.keeper, request.principal
-    found = await keeper.cluster.read_tenancy(name)
+    reconciler, who = request.service.reconciler, request.principal
+    found = await reconciler.cluster.read_tenancy(name)
     creator = (ADMIN if who.may("admin") else "") if who.actor.startswith("key:") else who.issuer
     if found is None and may_create and creator and creator in request.service.rules.creators:
         try:
-            await keeper.cluster.create(new_tenancy(name, who.actor))
+            await reconciler.cluster.create(new_tenancy(name, who.actor))
         except ClusterError as error:
             if error.passing:
                 raise
             raise Refusal("tenancy_unknown", f"tenancy {name} cannot be made: {error.message}") from error
         request.known["made_tenancy"] = True
-        found = await keeper.cluster.read_tenancy(name)
-    keeper.note_tenancy(name, found)
+        found = await reconciler.cluster.read_tenancy(name)
+    reconciler.note_tenancy(name, found)
     request.require_valid()  # it may have been of another tenancy, which had this name
     if found is None:
         raise Refusal("tenancy_unknown", f"tenancy {quoted(name)}: the cluster has none of this name")
@@ -67,7 +67,7 @@ def new_tenancy(name: str, actor: str) -> dict[str, Any]:
 async def read_quotas(request: ApiRequest, tenancy: str) -> list[models.QuotaView]:
     """Return the quotas of a tenancy's namespace, as the cluster counts them; raises ClusterError."""
     found = []
-    cluster = request.service.keeper.cluster
+    cluster = request.service.reconciler.cluster
     for quota in (await cluster.list_objects("ResourceQuota", namespace_name(tenancy)))[0]:
         status = quota.get("status") or {}
         used = status.get("used") or {}
@@ -78,7 +78,7 @@ async def read_quotas(request: ApiRequest, tenancy: str) -> list[models.QuotaVie
 
 def check_quota(request: ApiRequest, quotas: Sequence[models.QuotaView], tenancy: str, gpus: int) -> None:
     """Refuse what the cluster would refuse, in better words; the cluster's quota is what binds."""
-    name = f"requests.{request.service.keeper.options.resource}"
+    name = f"requests.{request.service.reconciler.options.resource}"
     for quota in quotas:
         if quota.resource == name:
             used = _count(quota.used) + request.service.store.waiting_gpus(tenancy)

@@ -24,10 +24,10 @@ from ocigpu.tenants.service.cluster import ClusterError
 from ocigpu.tenants.service.endpoints import ENDPOINTS, Endpoint, make_document
 from ocigpu.tenants.service.fleet import Fleet
 from ocigpu.tenants.service.intake import Rates, read_body, read_model, throw_away_body
-from ocigpu.tenants.service.keeper import Keeper
 from ocigpu.tenants.service.lifecycle import write_time
 from ocigpu.tenants.service.parameters import read_parameters
 from ocigpu.tenants.service.problems import MEDIA_TYPE, Refusal
+from ocigpu.tenants.service.reconciler import Reconciler
 from ocigpu.tenants.service.request import RETRY, Answer, ApiRequest, ServiceState, TenantRules, limit_concurrency
 from ocigpu.tenants.service.store import CaasStore
 
@@ -65,7 +65,7 @@ class Api:
     def __init__(
         self,
         store: CaasStore,
-        keeper: Keeper,
+        reconciler: Reconciler,
         rules: TenantRules,
         tokens: Sequence[TokenReader],
         log: ServiceLog,
@@ -76,7 +76,7 @@ class Api:
             models.ContainerRequest: models.ContainerRequest.of_service(rules.gpus)
         }
         document = JSONResponse(make_document(self._types)).body  # made once: whoever asks for it needs no credential
-        self._service = ServiceState(store, keeper, rules, fleet, bytes(document))
+        self._service = ServiceState(store, reconciler, rules, fleet, bytes(document))
         self._tokens, self._log, self._audit = tokens, log, audit
         self._requests: Counter[str] = Counter()
         self._rates = Rates(rules.rate)

@@ -259,7 +259,7 @@ class KeptFabric(Fabric):
     def list_partitions(self) -> tuple[Partition, ...]:
         """Look at the manager and settle the state; raises FabricError."""
         with self._store.change() as kept:
-            return self._look(kept)
+            return self._list_and_settle(kept)
 
     def read_state(self) -> FabricState:
         """Return the state as the last look left it; raises FabricError."""
@@ -271,7 +271,7 @@ class KeptFabric(Fabric):
         Raises FabricError: OCIGPU-FAB-5 too when the set is another's, or a broken one has one of its GPUs.
         """
         with self._store.change() as kept:
-            wanted = must_find(self._look(kept), physical_ids)
+            wanted = must_find(self._list_and_settle(kept), physical_ids)
             state = kept.state or FabricState()
             before = state.find(physical_ids)
             state.check_whole(physical_ids)
@@ -291,7 +291,7 @@ class KeptFabric(Fabric):
         ``force``: also what somebody has by a lease.
         """
         with self._store.change() as kept:
-            must_find(self._look(kept), physical_ids)
+            must_find(self._list_and_settle(kept), physical_ids)
             state = kept.state or FabricState()
             if not force:  # a lease may have come since somebody looked
                 state.check_unleased(physical_ids)
@@ -310,10 +310,10 @@ class KeptFabric(Fabric):
             self._given = None
             if nothing and kept.state is None:
                 kept.keep(FabricState(boot_id=self._boot_id))
-            self._look(kept)
+            self._list_and_settle(kept)
             return self._given
 
-    def _look(self, kept: KeptFile) -> tuple[Partition, ...]:
+    def _list_and_settle(self, kept: KeptFile) -> tuple[Partition, ...]:
         try:
             listed = self._fabric.list_partitions()
         except FabricError as error:

@@ -1,7 +1,7 @@
-"""Keeps the cluster as the store says, and the store informed of the cluster.
+"""Makes the cluster match the store, and records in the store what happens in the cluster.
 
-Everything is done again until it has worked: who was killed between any two steps goes on from what the store and the
-cluster say, for objects have names that come of the container's id.
+Each step is repeated until it succeeds.  A service that was killed between two steps continues from the state of store
+and cluster: the names of objects are derived from the container's id.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ocigpu.kubernetes.cluster.names import namespace_name
 from ocigpu.system.service import Backoff, ServiceLog
-from ocigpu.tenants.service.cluster import ClusterClient, ClusterError, Follower
+from ocigpu.tenants.service.cluster import ClusterClient, ClusterError, WatchCache
 from ocigpu.tenants.service.lifecycle import ContainerStanding, judge_output, read_standing, read_time
 from ocigpu.tenants.service.models import FINAL
 from ocigpu.tenants.service.pods import (
@@ -29,17 +29,17 @@ from ocigpu.tenants.service.store import CaasStore, StoredContainer
 from ocigpu.tenants.tenancy import read_spec
 
 PARALLEL, PARALLEL_OF_ALL = 4, 64
-"""Containers that are looked at at one time, of one tenancy and of all: whose objects are slow waits for itself."""
+"""Containers reconciled at one time, of one tenancy and of all: a slow tenancy delays only itself."""
 MAX_LOG = 4 << 20
-"""Bytes that are kept of what a container printed, its last lines."""
+"""Bytes kept of a container's output: its last lines."""
 ABOUT_PODS = {"involvedObject.kind": "Pod"}
 MAX_TOLD = 64
-"""Events of a pod that are kept, the newest: the kubelet counts those that are the same."""
+"""Events kept of a pod, the newest: the kubelet counts equal ones in one Event."""
 ACTIVE = ("", "Pending", "Provisioning", "Ready")
 """Phases of tenancies that take containers; those before Ready start them later."""
 
 
-class KeeperPace(NamedTuple):
+class ReconcilerPace(NamedTuple):
     """Seconds: between looks at a container whose pod does not come or go, first and longest pause after a failure,
     between chores and between looks at whose the names of tenancies are.
     """
@@ -51,33 +51,38 @@ class KeeperPace(NamedTuple):
     tenancies: float = 60.0
 
 
-class Bell:
-    """Tells those who wait that something has changed, or that the service ends."""
+class ChangeSignal:
+    """Wakes its subscribers when something has changed, or when the service ends."""
 
     def __init__(self) -> None:
-        self.closed, self.rings = False, 0
-        self._waiting: set[asyncio.Event] = set()
+        self.closed, self.count = False, 0
+        self._listeners: set[asyncio.Event] = set()
 
-    def ring(self) -> None:
-        """Wake everybody who listens; from the event loop only."""
-        self.rings += 1
-        for event in self._waiting:
+    def notify(self) -> None:
+        """Wake all subscribers; from the event loop only."""
+        self.count += 1
+        for event in self._listeners:
             event.set()
+
+    @property
+    def listeners(self) -> int:
+        """Return the number of subscribers."""
+        return len(self._listeners)
 
     def close(self) -> None:
         """Let streams end."""
         self.closed = True
-        self.ring()
+        self.notify()
 
     @contextlib.contextmanager
-    def hear(self) -> Iterator[asyncio.Event]:
-        """Have an event that is set by each ring."""
+    def subscribe(self) -> Iterator[asyncio.Event]:
+        """Yield an event that each notification sets."""
         event = asyncio.Event()
-        self._waiting.add(event)
+        self._listeners.add(event)
         try:
             yield event
         finally:
-            self._waiting.discard(event)
+            self._listeners.discard(event)
 
 
 async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
@@ -88,11 +93,11 @@ async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-class Keeper:
-    """Works while :meth:`run` does.
+class Reconciler:
+    """Reconciles containers while :meth:`run` runs.
 
-    ``keep_seconds``: after which a container that has ended is deleted; ``pod_seconds``: after which what it has in the
-    cluster is, where it counts against quotas: how it ended and what it printed is in the store.
+    ``keep_seconds``: after which a container that has ended is deleted.  ``pod_seconds``: after which its objects
+    in the cluster are deleted, because they count against quotas; the store keeps exit status and output.
     """
 
     def __init__(
@@ -102,34 +107,34 @@ class Keeper:
         options: PodOptions,
         log: ServiceLog,
         keep_seconds: float = 86400.0,
-        pace: KeeperPace = KeeperPace(),  # noqa: B008 - immutable
+        pace: ReconcilerPace = ReconcilerPace(),  # noqa: B008 - immutable
         pod_seconds: float = 600.0,
     ) -> None:
         self.store, self.cluster, self.options, self.log = store, cluster, options, log
         self.keep_seconds, self.pod_seconds, self.pace = keep_seconds, pod_seconds, pace
-        self.bell = Bell()
+        self.signal = ChangeSignal()
         self.is_gone: Callable[[str], bool] = lambda _node: False
-        """Tells whether a node is known to be no longer there."""
-        self._pods = Follower(cluster, "Pod", Backoff(pace.first, pace.longest), log, ours=True)
-        self._events = Follower(
+        """Whether a node is known to have left the cluster."""
+        self._pods = WatchCache(cluster, "Pod", Backoff(pace.first, pace.longest), log, ours=True)
+        self._events = WatchCache(
             cluster, "Event", Backoff(pace.first, pace.longest), log, fields=ABOUT_PODS, take=take_event
         )  # fmt: skip
-        self._told: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+        self.pod_events: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
         self._due: dict[str, float] = {}
         self._busy: set[str] = set()
-        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PARALLEL))
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PARALLEL))
         self._pauses: dict[str, Backoff] = {}
-        self._all_places = asyncio.Semaphore(PARALLEL_OF_ALL)
+        self._all_slots = asyncio.Semaphore(PARALLEL_OF_ALL)
         self._wake = asyncio.Event()
-        store.listener = self.bell.ring
+        store.listener = self.signal.notify
 
     @property
     def problem(self) -> str:
-        """Why pods cannot be followed, "" where they are."""
+        """Why pods cannot be watched, "" if they are."""
         return self._pods.problem
 
     def look_at(self, container: str, after: float = 0.0) -> None:
-        """Have a container looked at, now or in some seconds at the latest."""
+        """Have a container reconciled, at the latest after some seconds."""
         at = asyncio.get_running_loop().time() + after
         self._due[container] = min(at, self._due.get(container, at))
         self._wake.set()
@@ -138,10 +143,10 @@ class Keeper:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._work())
-            group.create_task(self._pods.run(self._has_changed))
-            group.create_task(self._events.run(self._was_told))
-            group.create_task(self._again_and_again(self._chores, self.pace.chores))
-            group.create_task(self._again_and_again(self._look_at_tenancies, self.pace.tenancies))
+            group.create_task(self._pods.run(self._take_pod_change))
+            group.create_task(self._events.run(self._take_event))
+            group.create_task(self._repeat(self._chores, self.pace.chores))
+            group.create_task(self._repeat(self._look_at_tenancies, self.pace.tenancies))
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -152,14 +157,14 @@ class Keeper:
                 for one in [one for one, at in waiting.items() if at <= loop.time()]:
                     del self._due[one], waiting[one]
                     self._busy.add(one)
-                    group.create_task(self._look(one))
+                    group.create_task(self._reconcile_in_turn(one))
                 await wait_at_most(self._wake, min((at - loop.time() for at in waiting.values()), default=3600.0))
 
-    async def _look(self, container: str) -> None:
+    async def _reconcile_in_turn(self, container: str) -> None:
         try:
             if tenancy := self.store.find_tenancy(container):
-                async with self._places[tenancy], self._all_places:
-                    await self._look_at(container)
+                async with self._slots[tenancy], self._all_slots:
+                    await self._reconcile(container)
             else:
                 self._pauses.pop(container, None)
         finally:
@@ -167,8 +172,8 @@ class Keeper:
             if container in self._due:
                 self._wake.set()
 
-    async def _look_at(self, container: str) -> None:
-        found = self.store.find(container)  # it has waited meanwhile
+    async def _reconcile(self, container: str) -> None:
+        found = self.store.find(container)  # read again: it may have changed while this waited
         if not found:
             return
         try:
@@ -178,7 +183,7 @@ class Keeper:
             self.log.once("cluster", "warning", f"{container}: {error.message}", container=container)
             if not found.made and not found.deleting:
                 self.store.note_standing(container, ContainerStanding("accepted", "cluster_unavailable", error.message))
-        except Exception as error:  # noqa: BLE001 - a defect with one container is not the end of the others
+        except Exception as error:  # noqa: BLE001 - an error with one container must not stop the others
             again = self._pause(container)
             self.log("error", f"{container}: {type(error).__name__}: {error}", container=container)
         else:
@@ -192,7 +197,7 @@ class Keeper:
         return pause.failed(0.0)
 
     async def _settle(self, container: StoredContainer) -> float | None:
-        """Bring a container on; returns the seconds after which to look again, None: when something changes."""
+        """Do the next step for a container; returns the seconds until the next look, None: when something changes."""
         if container.deleting:
             return await self._remove(container)
         if container.standing.lifecycle in FINAL:
@@ -204,7 +209,7 @@ class Keeper:
             return await self._make(container)
         pod = self._pods.objects.get(_place_of(container))
         if pod is None:
-            if self.problem:  # nobody can say
+            if self.problem:  # unknown while pods are not watched
                 return None
             pod = await self.cluster.get("Pod", object_name(container.id), namespace_name(container.tenancy))
             if pod is None:
@@ -216,16 +221,16 @@ class Keeper:
         return await self._observe(container, pod)
 
     async def _observe(self, container: StoredContainer, pod: Mapping[str, Any]) -> float | None:
-        events = self._told.get(_place_of(container), {})  # they only tell more
+        events = self.pod_events.get(_place_of(container), {})  # they only add detail
         standing = read_standing(pod, container.created, list(events.values()))
         if standing.lifecycle in FINAL:
-            standing = judge_output(standing, await self._keep_log(container))
+            standing = judge_output(standing, await self.keep_log(container))
         self.store.note_standing(container.id, standing)
         return None
 
-    async def _keep_log(self, container: StoredContainer) -> bytes:
-        """Keep what a container printed; returns it."""
-        kept = bytearray()  # and no list: what a tenant prints has as many lines as it likes
+    async def keep_log(self, container: StoredContainer) -> bytes:
+        """Store a container's output; returns it."""
+        kept = bytearray()  # not a list of lines: a tenant may print any number of them
         count = 0
         try:
             async for line in self.cluster.read_log(namespace_name(container.tenancy), object_name(container.id)):
@@ -233,12 +238,12 @@ class Keeper:
                 if len(kept) > 2 * MAX_LOG:
                     _trim(kept)
                 count += 1
-                if not count % 256:  # as many as there are may come without anything being waited for
+                if not count % 256:  # lines that have already arrived do not yield to the event loop
                     await asyncio.sleep(0)
         except ClusterError as error:
             if error.status == 0:
                 raise
-            return b""  # it never ran: there is none
+            return b""  # it never ran, so it has no log
         _trim(kept)
         self.store.keep_log(container.id, bytes(kept))
         return bytes(kept)
@@ -268,7 +273,7 @@ class Keeper:
         return 0.0 if _place_of(container) in self._pods.objects else self.pace.look
 
     async def _read_tenancy(self, container: StoredContainer) -> Mapping[str, Any] | None:
-        """Return the tenancy once it is ready; notes why not."""
+        """Return the tenancy if it is ready; else records why it is not and returns None."""
         try:
             tenancy = await self.cluster.read_tenancy(container.tenancy)
         except Refusal as problem:
@@ -292,8 +297,8 @@ class Keeper:
     async def _clear(self, container: StoredContainer) -> bool:
         """Delete the objects of a container; returns whether all are gone.
 
-        What its pod uses goes after it.  A pod that has ended uses nothing, and goes last: while it is there, whoever
-        comes next looks for the rest.
+        What a running pod uses is deleted after the pod.  A pod that has ended uses nothing, and is deleted last: while
+        it exists, the next pass still looks for the other objects.
         """
         plan = plan_of(container)
         others = [*plan_volumes(plan, self.options)[::-1], *plan_secrets(plan, {})]
@@ -309,20 +314,20 @@ class Keeper:
         self._pods.objects.pop(_place_of(container), None)
         return True
 
-    # what the cluster tells
+    # changes in the cluster
 
-    def _has_changed(self, pod: Mapping[str, Any] | None) -> None:
+    def _take_pod_change(self, pod: Mapping[str, Any] | None) -> None:
         changed = self.store.list_live() if pod is None else [str(pod["metadata"].get("labels", {}).get(ID_LABEL))]
         for one in changed:
             self.look_at(one)
 
-    def _was_told(self, event: Mapping[str, Any] | None) -> None:
-        """Take in what the cluster tells of pods; it forgets that after an hour, and so do we."""
+    def _take_event(self, event: Mapping[str, Any] | None) -> None:
+        """Record an Event about a pod; the cluster drops Events after an hour, and so does this."""
         if event is None:
-            self._told = {}
+            self.pod_events = {}
         for one in self._events.objects.values() if event is None else (event,):
             namespace, name, pod = one["metadata"]["namespace"], one["metadata"]["name"], one["involvedObject"]["name"]
-            events = self._told.setdefault((namespace, pod), {})
+            events = self.pod_events.setdefault((namespace, pod), {})
             events.pop(name, None)
             if (namespace, name) in self._events.objects:
                 events[name] = one
@@ -330,14 +335,14 @@ class Keeper:
                     del events[next(iter(events))]
                 self.look_at(pod.replace("-", "_", 1))
             if not events:
-                del self._told[namespace, pod]
+                del self.pod_events[namespace, pod]
 
-    async def _again_and_again(self, chore: Callable[[], Awaitable[None]], seconds: float) -> None:
+    async def _repeat(self, chore: Callable[[], Awaitable[None]], seconds: float) -> None:
         while True:
             try:
                 await chore()
                 self.log.forget("chores")
-            except Exception as error:  # noqa: BLE001 - a full disk, or a defect: containers are looked after all the same
+            except Exception as error:  # noqa: BLE001 - a full disk or a defect must not stop the work on containers
                 self.log.failed("chores", error)
             await asyncio.sleep(seconds)
 
@@ -354,11 +359,11 @@ class Keeper:
 
     async def _look_at_tenancies(self) -> None:
         for name in self.store.list_tenancies():
-            with contextlib.suppress(ClusterError, Refusal):  # nobody can say now
+            with contextlib.suppress(ClusterError, Refusal):  # the next pass tries again
                 self.note_tenancy(name, await self.cluster.read_tenancy(name))
 
     def note_tenancy(self, name: str, found: Mapping[str, Any] | None) -> None:
-        """Take in which tenancy has a name: what another had that was called so is not its."""
+        """Record which tenancy has a name: containers of an earlier tenancy of this name do not belong to it."""
         metadata = found["metadata"] if found is not None else {}
         created = read_time(metadata.get("creationTimestamp"))
         for one in self.store.note_tenancy(name, metadata.get("uid", ""), *([] if created is None else [created])):
@@ -366,7 +371,7 @@ class Keeper:
 
 
 def take_event(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what is read of an event about a pod of ours, None for others: a cluster has very many."""
+    """Return the fields that are used of an Event about one of our pods, None for other Events: there are very many."""
     pod = str((found.get("involvedObject") or {}).get("name") or "")
     if not pod.startswith("ctr-"):
         return None
@@ -377,7 +382,7 @@ def take_event(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _trim(kept: bytearray) -> None:
-    """Leave the last whole lines of MAX_LOG bytes."""
+    """Keep the last whole lines, at most MAX_LOG bytes."""
     if len(kept) > MAX_LOG:
         del kept[: kept.find(b"\n", len(kept) - MAX_LOG - 1) + 1]
 
@@ -387,12 +392,12 @@ def _place_of(container: StoredContainer) -> tuple[str, str]:
 
 
 def plan_of(container: StoredContainer) -> ContainerPlan:
-    """Return what the objects of a container are made of."""
+    """Return the plan that the objects of a container are made from."""
     return ContainerPlan(container.id, container.tenancy, container.request)
 
 
 def phase_of(tenancy: Mapping[str, Any] | None) -> str:
-    """Return the phase of a tenancy: Terminating once its deletion was asked for, "" while nobody has set one."""
+    """Return the phase of a tenancy: Terminating once its deletion was requested, "" while none is set."""
     if tenancy is None:
         return "deleted"
     deleting = tenancy["metadata"].get("deletionTimestamp")

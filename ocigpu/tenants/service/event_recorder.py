@@ -1,7 +1,7 @@
-"""Tells the cluster what becomes of containers, as Events in their tenancies' namespaces, for its operators.
+"""Writes Events about containers into their tenancies' namespaces, for the cluster's operators.
 
-What scheduler and kubelet tell themselves is left to them.  Nothing waits for it.  A cluster that does not answer is
-told when it does, in order; after a restart only what is new is told: the service has all of it (GET /v1/events).
+Scheduler and kubelet write their own Events.  Nothing waits for these.  If the cluster does not answer, they are
+written later, in order.  After a restart only new ones are written: the service keeps all of them (GET /v1/events).
 """
 
 import asyncio
@@ -12,36 +12,38 @@ from ocigpu.kubernetes.cluster.names import namespace_name
 from ocigpu.system.service import Backoff, ServiceLog
 from ocigpu.tenants.service.cluster import ClusterClient, ClusterError
 from ocigpu.tenants.service.event_log import StoredEvent
-from ocigpu.tenants.service.keeper import Bell, KeeperPace
 from ocigpu.tenants.service.lifecycle import REASONS
 from ocigpu.tenants.service.pods import object_name
+from ocigpu.tenants.service.reconciler import ChangeSignal, ReconcilerPace
 from ocigpu.tenants.service.store import CaasStore
 
 REFUSED: Final = ("admission_denied", "quota_exceeded")
 ENDED: Final = {"running": "Ready", "finished": "Finished"}
 
 
-class Herald:
-    """Works while :meth:`run` does; what happened before is not told again."""
+class EventRecorder:
+    """Writes Events while :meth:`run` runs, only for what happens from now on."""
 
-    def __init__(self, store: CaasStore, cluster: ClusterClient, bell: Bell, log: ServiceLog, pace: KeeperPace) -> None:
-        self._store, self._cluster, self._bell, self._log = store, cluster, bell, log
+    def __init__(
+        self, store: CaasStore, cluster: ClusterClient, signal: ChangeSignal, log: ServiceLog, pace: ReconcilerPace
+    ) -> None:
+        self._store, self._cluster, self._signal, self._log = store, cluster, signal, log
         self._pause = Backoff(pace.first, pace.longest)
         self._last = store.events.last()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
-        with self._bell.hear() as heard:
+        """Write until cancelled."""
+        with self._signal.subscribe() as heard:
             while True:
                 heard.clear()
                 found = self._store.events.after(self._last)
                 for event in found:
                     self._last = event.id
-                    await self._tell(event)
+                    await self._write_event(event)
                 if not found:
                     await heard.wait()
 
-    async def _tell(self, event: StoredEvent) -> None:
+    async def _write_event(self, event: StoredEvent) -> None:
         word = news_of(event)
         if not word:
             return
@@ -54,7 +56,7 @@ class Herald:
             try:
                 await self._cluster.announce(made)
             except ClusterError as error:
-                if error.status in (404, 409):  # the namespace is not there yet, or it was told before
+                if error.status in (404, 409):  # the namespace does not exist yet, or the Event was written before
                     return
                 self._log.once("announce", "warning", f"events cannot be written: {error.message}")
                 if not error.passing:
@@ -67,7 +69,7 @@ class Herald:
 
 
 def news_of(event: StoredEvent) -> str:
-    """Return the reason of the cluster's Event, "" for what is not told."""
+    """Return the reason of the cluster's Event, "" if none is written."""
     if event.kind != "changed":
         return event.kind.capitalize()
     if event.reason in REFUSED or event.lifecycle == "failed":
