@@ -316,7 +316,7 @@ CONFIG_VARIABLES = {"node-labels": ("GFD_CONFIG_FILE", "CONFIG_FILE")}
 class CommandInput(NamedTuple):
     """What a program was started with.
 
-    ``flags``: text by option name; ``file``: path of the configuration file, "" for none; ``environment``: its variables.
+    ``flags``: text by option name; ``file``: path of the configuration file, "" for none; ``environment``: variables.
     """
 
     flags: "dict[str, str]"
