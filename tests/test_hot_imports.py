@@ -90,6 +90,7 @@ LATE = {
     "fnmatch": "only for the patterns in CSV files of Tegra systems",
     "difflib": "only to say what an unknown key was meant to be",
     "_thread": "part of every interpreter; only for the deadline of a start",
+    "_syscall": "part of a snapshot of the interpreter, which has no ctypes",
     "prctl": "only in the sandboxed child that runs ldconfig",
     **dict.fromkeys(("_frozen_importlib", "marshal", "posix"), "part of every interpreter; loads our modules"),
 }

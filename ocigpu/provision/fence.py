@@ -12,8 +12,8 @@ import struct
 import sys
 
 from ocigpu.core.errors import ApplyError, how_to_install
-from ocigpu.system import foreign as ctypes
 from ocigpu.system import libc, signals
+from ocigpu.system.foreign import address
 from ocigpu.system.paths import named
 
 TYPE_CHECKING = False
@@ -190,8 +190,6 @@ def drop_privileges(uid: int, gid: int) -> None:
 
 def install_filter(code: bytes) -> None:
     """Put this process behind a seccomp filter of :func:`build_filter`; needs no_new_privs.  Raises OSError."""
-    instructions = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: u16 count, padding, pointer
-    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions))
-    buffer = ctypes.create_string_buffer(program, len(program))
-    libc.prctl(libc.PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffer))
+    program = struct.pack("@HP", len(code) // 8, address(code))
+    libc.prctl(libc.PR_SET_SECCOMP, SECCOMP_MODE_FILTER, address(program))

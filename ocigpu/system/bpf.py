@@ -11,8 +11,8 @@ import resource
 import struct
 
 from ocigpu.core.record import NamedTuple
-from ocigpu.system import foreign as ctypes
 from ocigpu.system import libc
+from ocigpu.system.foreign import address
 
 BPF_PROG_LOAD = 5
 BPF_PROG_ATTACH = 8
@@ -45,12 +45,12 @@ class Attached(NamedTuple):
     flags: int
 
 
-def _bpf(command: int, attr: "ctypes.Buffer") -> int:
+def _bpf(command: int, attr: bytearray) -> int:
     return libc.bpf(command, attr, _COMMANDS.get(command, str(command)))
 
 
-def _attr(layout: str, *values: int) -> "ctypes.Buffer":
-    attr = ctypes.create_string_buffer(ATTR_SIZE)
+def _attr(layout: str, *values: int) -> bytearray:
+    attr = bytearray(ATTR_SIZE)
     struct.pack_into(layout, attr, 0, *values)
     return attr
 
@@ -69,27 +69,26 @@ def load_device_program(instructions: bytes) -> int:
                 raise
             _raise_memlock()
             return _load(instructions)
-        log = ctypes.create_string_buffer(LOG_SIZE)
+        log = bytearray(LOG_SIZE)
         try:
             return _load(instructions, log)
         except OSError:
-            text = log.value.decode("utf-8", "backslashreplace").strip()
+            text = log.partition(b"\0")[0].decode("utf-8", "backslashreplace").strip()
             tail = " | ".join(text.splitlines()[-3:])[-500:]
             raise OSError(error.errno, f"{error.strerror}{': ' + tail if tail else ''}", error.filename) from error
 
 
-def _load(instructions: bytes, log: "ctypes.Buffer | None" = None) -> int:
-    code = ctypes.create_string_buffer(instructions, len(instructions))
-    license_text = ctypes.create_string_buffer(b"Apache-2.0")
+def _load(instructions: bytes, log: bytearray | None = None) -> int:
+    license_text = b"Apache-2.0"  # the kernel looks for its end: bytes have a zero behind them
     attr = _attr(
         "=IIQQIIQII16s",
         BPF_PROG_TYPE_CGROUP_DEVICE,
         len(instructions) // 8,
-        ctypes.addressof(code),
-        ctypes.addressof(license_text),
+        address(instructions),
+        address(license_text),
         1 if log is not None else 0,
         LOG_SIZE if log is not None else 0,
-        ctypes.addressof(log) if log is not None else 0,
+        address(log) if log is not None else 0,
         0,
         0,
         _NAME,  # type: ignore[arg-type]
@@ -126,8 +125,8 @@ def query_device_programs(cgroup_fd: int) -> Attached:
     """
     room = FIRST_ROOM
     while True:
-        ids = (ctypes.c_uint32 * room)()
-        attr = _attr("=IIIIQII", cgroup_fd, BPF_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), room, 0)
+        ids = bytearray(4 * room)
+        attr = _attr("=IIIIQII", cgroup_fd, BPF_CGROUP_DEVICE, 0, 0, address(ids), room, 0)
         try:
             _bpf(BPF_PROG_QUERY, attr)
         except OSError as error:
@@ -138,7 +137,7 @@ def query_device_programs(cgroup_fd: int) -> Attached:
             room = min(max(count, room * 2), MAX_PROGRAMS)
             continue
         flags, count = struct.unpack_from("=I", attr, 12)[0], struct.unpack_from("=I", attr, 24)[0]
-        return Attached(tuple(ids[:count]), flags)
+        return Attached(struct.unpack_from(f"={min(count, room)}I", ids), flags)
 
 
 def open_program(program_id: int) -> int:

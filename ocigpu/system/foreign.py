@@ -1,31 +1,40 @@
-"""What we use of ``ctypes``, by the module behind it: ``ctypes`` itself is 2 ms of a container's start.
+"""Calls of C: system calls by their numbers, and what NVML needs of ``ctypes``.
 
-Names and meanings are those of ``ctypes``.  Where ``_ctypes``, which is private to CPython, has another form,
-``ctypes`` does the work.
+``ctypes`` itself is 2 ms of a container's start, so the module behind it does.  Names and meanings are those of
+``ctypes``.  Where ``_ctypes``, which is private to CPython, has another form, ``ctypes`` does the work.  A snapshot of
+the interpreter has only :func:`call` and :func:`address` (packaging/snapshot/snapshot.c).
 """
 
 # ruff: noqa: F403 - what is taken is in __all__
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import ctypes
     from ctypes import *
 
-    Buffer = ctypes.Array[ctypes.c_char]
+    def call(number: int, *arguments: int | bytes | bytearray | None) -> int:
+        """Return the result of syscall(2); raises OSError.  Memory is given by its address, None is 0."""
+
+    def address(buffer: bytes | bytearray) -> int:
+        """Return where the contents of an object are in memory, as long as it exists and is not resized."""
+
+elif "_syscall" in sys.builtin_module_names:
+    from _syscall import address, call
 else:
+    import os
+
     try:
         from _ctypes import (
             FUNCFLAG_CDECL,
             FUNCFLAG_USE_ERRNO,
             CFuncPtr,
-            Structure,
             _SimpleCData,
             addressof,
             byref,
             dlopen,
             dlsym,
             get_errno,
-            sizeof,
         )  # fmt: skip
     except ImportError:  # another Python than CPython
         from ctypes import *
@@ -36,9 +45,8 @@ else:
             return type(_SimpleCData)(name, (_SimpleCData,), {"_type_": letter})
 
         c_char, c_int, c_uint = _simple("c_char", "c"), _simple("c_int", "i"), _simple("c_uint", "I")
-        c_long, c_ulong, c_uint64 = _simple("c_long", "l"), _simple("c_ulong", "L"), _simple("c_uint64", "Q")
+        c_long, c_ulong = _simple("c_long", "l"), _simple("c_ulong", "L")
         c_char_p, c_void_p = _simple("c_char_p", "z"), _simple("c_void_p", "P")
-        c_uint32, c_size_t = c_uint, c_ulong
 
         class _Function(CFuncPtr):
             _flags_ = FUNCFLAG_CDECL | FUNCFLAG_USE_ERRNO
@@ -62,8 +70,27 @@ else:
             buffer.raw = content
             return buffer
 
+    _syscall = CDLL(None, use_errno=True)["syscall"]
+    _syscall.restype = c_long
+
+    def call(number, *arguments):
+        result = _syscall(c_long(number), *map(_argument, arguments))
+        if result == -1:
+            raise OSError(get_errno(), os.strerror(get_errno()))
+        return result
+
+    def _argument(value):
+        return c_ulong(value) if isinstance(value, int) else _array(value) if isinstance(value, bytearray) else value
+
+    def _array(buffer):
+        return (c_char * len(buffer)).from_buffer(buffer)
+
+    def address(buffer):
+        if isinstance(buffer, bytearray):
+            return addressof(_array(buffer))
+        return c_void_p.from_buffer(c_char_p(buffer)).value
+
 
 __all__ = [
-    "CDLL", "Structure", "addressof", "byref", "c_char_p", "c_int", "c_long", "c_size_t", "c_uint", "c_uint32",
-    "c_uint64", "c_ulong", "c_void_p", "create_string_buffer", "get_errno", "sizeof",
+    "CDLL", "address", "byref", "c_char_p", "c_int", "c_uint", "c_void_p", "call", "create_string_buffer",
 ]  # fmt: skip

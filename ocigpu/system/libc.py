@@ -2,9 +2,8 @@
 
 Every wrapper raises an OSError whose ``filename`` names the call, what it was about, and its flags where they matter:
 "open_tree /usr/lib/libcuda.so.1", "mount /usr/lib (MS_REMOUNT|MS_BIND|MS_RDONLY)".  For what is given by descriptor
-callers say in ``shown`` the path that a user knows it by.  Calls without a symbol in every libc we meet go through
-``syscall(2)`` with the numbers of :data:`NUMBERS`.  Constants keep the kernel's names; the header that has them is
-named beside each group.
+callers say in ``shown`` the path that a user knows it by.  All calls go through ``syscall(2)`` with the numbers of
+:data:`NUMBERS`.  Constants keep the kernel's names; the header that has them is named beside each group.
 """
 # ruff: noqa: D402 - "mount(2)" names a page of the manual, it is no signature
 
@@ -13,12 +12,7 @@ import os
 import struct
 
 from ocigpu.core.record import NamedTuple
-from ocigpu.system import foreign as ctypes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from ocigpu.system.foreign import address, call
 
 # include/uapi/linux/sched.h
 CLONE_NEWNS = 0x00020000
@@ -84,8 +78,10 @@ PR_SET_NO_NEW_PRIVS = 38
 _PRCTL_NAMES = {value: name for name, value in globals().items() if name.startswith("PR_")}
 
 NUMBERS: dict[str, tuple[int, int]] = {
-    "bpf": (321, 280), "capget": (125, 90), "capset": (126, 91), "execveat": (322, 281), "pivot_root": (155, 41),
-    "statx": (332, 291), "timer_create": (222, 107), "timer_settime": (223, 110),
+    "bpf": (321, 280), "capget": (125, 90), "capset": (126, 91), "execveat": (322, 281), "fstatfs": (138, 44),
+    "mount": (165, 40), "pivot_root": (155, 41), "prctl": (157, 167), "setfsgid": (123, 152), "setfsuid": (122, 151),
+    "setns": (308, 268), "statx": (332, 291), "timer_create": (222, 107), "timer_settime": (223, 110),
+    "umount2": (166, 39), "unshare": (272, 97),
     **{
         name: (number, number)
         for name, number in (
@@ -96,35 +92,39 @@ NUMBERS: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 """System call numbers of :data:`MACHINES`: asm/unistd_64.h of x86 and asm-generic/unistd.h; since Linux 5.1 equal."""
 MACHINES = ("x86_64", "aarch64")
+_machine = os.uname().machine if struct.calcsize("P") == 8 else "32-bit " + os.uname().machine
 
 
-class open_how(ctypes.Structure):  # noqa: N801 - the kernel's name, include/uapi/linux/openat2.h
-    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+def system_call(
+    name: str, *arguments: int | bytes | bytearray | None, shown: str = "", flags: tuple[tuple[str, int], ...] = ()
+) -> int:
+    """Call a system call of :data:`NUMBERS`; returns its result.
+
+    ``arguments``: numbers, and memory by its address; the kernel may write to a bytearray.
+    Raises OSError; ``shown`` and ``flags``, as for :func:`name_flags`, are what its filename says behind the name.
+    """
+    if _machine not in MACHINES:
+        raise OSError(errno.ENOSYS, f"no system call number known for {_machine}", name)
+    try:
+        return call(NUMBERS[name][MACHINES.index(_machine)], *arguments)
+    except OSError as error:
+        names = " ".join(name_flags(*pair) for pair in flags if pair[1])
+        words = filter(None, (name, shown, names and f"({names})"))
+        raise OSError(error.errno, error.strerror, " ".join(words)) from None
 
 
-class mount_attr(ctypes.Structure):  # noqa: N801 - the kernel's name, include/uapi/linux/mount.h
-    _fields_ = [
-        ("attr_set", ctypes.c_uint64),
-        ("attr_clr", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns_fd", ctypes.c_uint64),
-    ]
+def open_how(flags: int, mode: int, resolve: int) -> bytes:
+    """Return a struct open_how of include/uapi/linux/openat2.h."""
+    return struct.pack("=3Q", flags, mode, resolve)
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_machine = os.uname().machine if ctypes.sizeof(ctypes.c_void_p) == 8 else "32-bit " + os.uname().machine
-_int, _uint, _long, _ulong = ctypes.c_int, ctypes.c_uint, ctypes.c_long, ctypes.c_ulong
-_text, _pointer, _size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+def mount_attr(attr_set: int, attr_clr: int, propagation: int, userns_fd: int) -> bytes:
+    """Return a struct mount_attr of include/uapi/linux/mount.h."""
+    return struct.pack("=4Q", attr_set, attr_clr, propagation, userns_fd)
 
 
-def _checked(result: int, call: str, shown: str = "", *flags: tuple[str, int]) -> int:
-    """Return ``result``, or raise the calling thread's errno when it is -1; ``flags``: as for :func:`name_flags`."""
-    if result == -1:
-        number = ctypes.get_errno()
-        names = [name_flags(*pair) for pair in flags if pair[1]]
-        words = [call, shown, f"({' '.join(names)})" if names else ""]
-        raise OSError(number, os.strerror(number), " ".join(filter(None, words)))
-    return result
+def _path(text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
 
 
 def name_flags(prefix: str, flags: int) -> str:
@@ -135,91 +135,37 @@ def name_flags(prefix: str, flags: int) -> str:
     return "|".join([*names, *([hex(rest)] if rest or not flags else [])])
 
 
-def _function(name: str, *argtypes: "Any") -> "Callable[..., int]":
-    function = _libc[name]
-    function.argtypes = argtypes
-    function.restype = _int
-    call: "Callable[..., int]" = function
-    return call
-
-
-def _system_call(name: str, *argtypes: "Any") -> "Callable[..., int]":
-    if _machine not in MACHINES:
-
-        def missing(*_: "Any") -> int:
-            raise OSError(errno.ENOSYS, f"no system call number known for {_machine}", name)
-
-        return missing
-    number = NUMBERS[name][MACHINES.index(_machine)]
-    function = _libc["syscall"]  # subscripting gives a new function object, so the argtypes are this call's own
-    function.argtypes = (_long, *argtypes)
-    function.restype = _long
-
-    def call(*arguments: "Any") -> int:
-        result: int = function(number, *arguments)
-        return result
-
-    return call
-
-
-_setns = _function("setns", _int, _int)
-_unshare = _function("unshare", _int)
-_mount = _function("mount", _text, _text, _text, _ulong, _text)
-_umount2 = _function("umount2", _text, _int)
-_prctl = _function("prctl", _int, _ulong, _ulong, _ulong, _ulong)
-_setfsuid = _function("setfsuid", _uint)
-_setfsgid = _function("setfsgid", _uint)
-_fstatfs = _function("fstatfs", _int, _pointer)
-_pivot_root = _system_call("pivot_root", _text, _text)
-_capget = _system_call("capget", _pointer, _pointer)
-_capset = _system_call("capset", _pointer, _pointer)
-_timer_create = _system_call("timer_create", _int, _pointer, _pointer)
-_timer_settime = _system_call("timer_settime", _int, _int, _pointer, _pointer)
-_bpf = _system_call("bpf", _int, _pointer, _uint)
-_statx = _system_call("statx", _int, _text, _int, _uint, _pointer)
-_open_tree = _system_call("open_tree", _int, _text, _uint)
-_move_mount = _system_call("move_mount", _int, _text, _int, _text, _uint)
-_fsopen = _system_call("fsopen", _text, _uint)
-_fsconfig = _system_call("fsconfig", _int, _uint, _text, _text, _int)
-_fsmount = _system_call("fsmount", _int, _uint, _uint)
-_openat2 = _system_call("openat2", _int, _text, _pointer, _size)
-_mount_setattr = _system_call("mount_setattr", _int, _text, _uint, _pointer, _size)
-_pidfd_getfd = _system_call("pidfd_getfd", _int, _int, _uint)
-_execveat = _system_call("execveat", _int, _text, _pointer, _pointer, _int)
-
-
-def bpf(command: int, attributes: "ctypes.Buffer", shown: str) -> int:
+def bpf(command: int, attributes: bytearray, shown: str) -> int:
     """Call bpf(2) with the attributes of a command, known as ``shown``."""
-    return _checked(_bpf(command, ctypes.addressof(attributes), ctypes.sizeof(attributes)), "bpf", shown)
+    return system_call("bpf", command, attributes, len(attributes), shown=shown)
 
 
 def setns(fd: int, nstype: int) -> None:
     """Join the namespace ``fd`` of type ``nstype``, setns(2); needs a single-threaded process for user and mount."""
-    _checked(_setns(fd, nstype), "setns", "", ("CLONE_", nstype))
+    system_call("setns", fd, nstype, flags=(("CLONE_", nstype),))
 
 
 def unshare(flags: int) -> None:
     """Leave the namespaces named by ``flags`` for new ones, unshare(2)."""
-    _checked(_unshare(flags), "unshare", "", ("CLONE_", flags))
+    system_call("unshare", flags, flags=(("CLONE_", flags),))
 
 
 def mount(
     source: str | None, target: str, fstype: str | None, flags: int, data: str | None = None, shown: str = ""
 ) -> None:
     """Call mount(2)."""
-    encoded = [None if text is None else os.fsencode(text) for text in (source, target, fstype, data)]
-    result = _mount(encoded[0], encoded[1], encoded[2], flags, encoded[3])
-    _checked(result, "mount", shown or target, ("MS_", flags))
+    arguments = _path(source), _path(target), _path(fstype), flags, _path(data)
+    system_call("mount", *arguments, shown=shown or target, flags=(("MS_", flags),))
 
 
 def umount2(target: str, flags: int, shown: str = "") -> None:
     """Call umount2(2)."""
-    _checked(_umount2(os.fsencode(target), flags), "umount2", shown or target)
+    system_call("umount2", _path(target), flags, shown=shown or target)
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
     """Call pivot_root(2)."""
-    _checked(_pivot_root(os.fsencode(new_root), os.fsencode(put_old)), "pivot_root", new_root)
+    system_call("pivot_root", _path(new_root), _path(put_old), shown=new_root)
 
 
 def openat2(dir_fd: int, path: str, flags: int, mode: int, resolve: int) -> int:
@@ -228,18 +174,18 @@ def openat2(dir_fd: int, path: str, flags: int, mode: int, resolve: int) -> int:
     ``mode`` must be 0 without O_CREAT.  O_CLOEXEC is the caller's to give.
     """
     how = open_how(flags, mode, resolve)
-    return _checked(_openat2(dir_fd, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)), "openat2", path)
+    return system_call("openat2", dir_fd, _path(path), how, len(how), shown=path)
 
 
 def open_tree(dir_fd: int, path: str, flags: int, shown: str = "") -> int:
     """Return a descriptor of a mount, or with OPEN_TREE_CLONE of a detached copy of it, open_tree(2), Linux 5.2."""
-    return _checked(_open_tree(dir_fd, os.fsencode(path), flags), "open_tree", shown or path)
+    return system_call("open_tree", dir_fd, _path(path), flags, shown=shown or path)
 
 
 def move_mount(from_fd: int, to_fd: int, shown: str = "") -> None:
     """Attach the mount of ``from_fd`` on the object of ``to_fd``, both by descriptor, move_mount(2), Linux 5.2."""
-    result = _move_mount(from_fd, b"", to_fd, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
-    _checked(result, "move_mount", f"to {shown}" if shown else "")
+    flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH
+    system_call("move_mount", from_fd, b"", to_fd, b"", flags, shown=f"to {shown}" if shown else "")
 
 
 def mount_setattr(
@@ -250,8 +196,8 @@ def mount_setattr(
     ``flags``: AT_RECURSIVE for the mounts below it too; ``clear``: MOUNT_ATTR_* to take away.
     """
     attr = mount_attr(attr_set, clear, propagation, 0)
-    result = _mount_setattr(fd, b"", AT_EMPTY_PATH | flags, ctypes.byref(attr), ctypes.sizeof(attr))
-    _checked(result, "mount_setattr", shown, ("MOUNT_ATTR_", attr_set), ("MS_", propagation))
+    pairs = (("MOUNT_ATTR_", attr_set), ("MS_", propagation))
+    system_call("mount_setattr", fd, b"", AT_EMPTY_PATH | flags, attr, len(attr), shown=shown, flags=pairs)
 
 
 def has_mount_setattr() -> bool:
@@ -260,7 +206,7 @@ def has_mount_setattr() -> bool:
     A structure of size 0 is refused with EINVAL before anything else is looked at.
     """
     try:
-        _checked(_mount_setattr(-1, b"", AT_EMPTY_PATH, None, 0), "mount_setattr")
+        system_call("mount_setattr", -1, b"", AT_EMPTY_PATH, None, 0)
     except OSError as error:
         return error.errno == errno.EINVAL
     return False
@@ -268,27 +214,32 @@ def has_mount_setattr() -> bool:
 
 def fsopen(fstype: str) -> int:
     """Return the configuration descriptor of a new file system, fsopen(2), Linux 5.2."""
-    return _checked(_fsopen(os.fsencode(fstype), FSOPEN_CLOEXEC), "fsopen", fstype)
+    return system_call("fsopen", _path(fstype), FSOPEN_CLOEXEC, shown=fstype)
 
 
 def fsconfig_string(fs_fd: int, key: str, value: str) -> None:
     """Set one option of a file system being configured, fsconfig(2)."""
-    _checked(
-        _fsconfig(fs_fd, FSCONFIG_SET_STRING, os.fsencode(key), os.fsencode(value), 0), "fsconfig", f"{key}={value}"
-    )
+    system_call("fsconfig", fs_fd, FSCONFIG_SET_STRING, _path(key), _path(value), 0, shown=f"{key}={value}")
 
 
 def fsconfig_create(fs_fd: int, shown: str = "") -> None:
     """Create the file system that was configured, fsconfig(2)."""
-    _checked(
-        _fsconfig(fs_fd, FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig", shown, ("FSCONFIG_CMD", FSCONFIG_CMD_CREATE)
+    system_call(
+        "fsconfig",
+        fs_fd,
+        FSCONFIG_CMD_CREATE,
+        None,
+        None,
+        0,
+        shown=shown,
+        flags=(("FSCONFIG_CMD", FSCONFIG_CMD_CREATE),),
     )
 
 
 def fsmount(fs_fd: int, attributes: int, shown: str = "") -> int:
     """Return a detached mount (an O_PATH descriptor of its root) of the file system, fsmount(2), Linux 5.2."""
-    result = _fsmount(fs_fd, FSMOUNT_CLOEXEC, attributes)
-    return _checked(result, "fsmount", shown, ("MOUNT_ATTR_", attributes))
+    named = (("MOUNT_ATTR_", attributes),)
+    return system_call("fsmount", fs_fd, FSMOUNT_CLOEXEC, attributes, shown=shown, flags=named)
 
 
 def pidfd_getfd(pidfd: int, fd: int) -> int:
@@ -296,7 +247,7 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
 
     Needs the right to trace that process (ptrace(2), PTRACE_MODE_ATTACH_REALCREDS); EBADF when it has no such one.
     """
-    return _checked(_pidfd_getfd(pidfd, fd, 0), "pidfd_getfd")
+    return system_call("pidfd_getfd", pidfd, fd, 0)
 
 
 def read_mount_id(fd: int) -> int:
@@ -304,8 +255,8 @@ def read_mount_id(fd: int) -> int:
 
     Raises OSError, ENOSYS before Linux 5.8.
     """
-    buffer = ctypes.create_string_buffer(_STATX_SIZE)
-    _checked(_statx(fd, b"", AT_EMPTY_PATH, STATX_MNT_ID, buffer), "statx")
+    buffer = bytearray(_STATX_SIZE)
+    system_call("statx", fd, b"", AT_EMPTY_PATH, STATX_MNT_ID, buffer)
     # struct statx: u32 stx_mask @0, u64 stx_mnt_id @144
     (mask,) = struct.unpack_from("=I", buffer, 0)
     if not mask & STATX_MNT_ID:
@@ -316,28 +267,28 @@ def read_mount_id(fd: int) -> int:
 
 def read_file_system_type(fd: int) -> int:
     """Return the magic number of the file system a descriptor is on (f_type of fstatfs(2)), O_PATH ones included."""
-    buffer = ctypes.create_string_buffer(_STATFS_SIZE)
-    _checked(_fstatfs(fd, buffer), "fstatfs")
+    buffer = bytearray(_STATFS_SIZE)
+    system_call("fstatfs", fd, buffer)
     kind: int = struct.unpack_from("@l", buffer, 0)[0]
     return kind
 
 
 def prctl(option: int, argument: int = 0, second: int = 0) -> None:
     """Call prctl(2) with one argument or two; an address is an argument too."""
-    _checked(_prctl(option, argument, second, 0, 0), "prctl", _PRCTL_NAMES.get(option, str(option)))
+    system_call("prctl", option, argument, second, 0, 0, shown=_PRCTL_NAMES.get(option, str(option)))
 
 
 def setfsuid(uid: int) -> None:
     """Set the user id for file access, setfsuid(2); it reports no error, so what came of it is read back."""
-    _setfsuid(uid)
-    if _setfsuid(0xFFFFFFFF) != uid:
+    system_call("setfsuid", uid)
+    if system_call("setfsuid", 0xFFFFFFFF) != uid:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"setfsuid {uid}")
 
 
 def setfsgid(gid: int) -> None:
     """Set the group id for file access, setfsgid(2); read back like :func:`setfsuid`."""
-    _setfsgid(gid)
-    if _setfsgid(0xFFFFFFFF) != gid:
+    system_call("setfsgid", gid)
+    if system_call("setfsgid", 0xFFFFFFFF) != gid:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"setfsgid {gid}")
 
 
@@ -351,10 +302,9 @@ class Capabilities(NamedTuple):
 
 def capget() -> Capabilities:
     """Return our capability sets, capget(2)."""
-    header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
-    data = ctypes.create_string_buffer(24)
-    _checked(_capget(header, data), "capget")
-    low_e, low_p, low_i, high_e, high_p, high_i = struct.unpack("=6I", data.raw)
+    header, data = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0), bytearray(24)
+    system_call("capget", header, data)
+    low_e, low_p, low_i, high_e, high_p, high_i = struct.unpack("=6I", data)
     return Capabilities(low_e | high_e << 32, low_p | high_p << 32, low_i | high_i << 32)
 
 
@@ -362,29 +312,29 @@ def capset(sets: Capabilities) -> None:
     """Set our capability sets, capset(2)."""
     header = struct.pack("=Ii", _LINUX_CAPABILITY_VERSION_3, 0)
     words = [mask >> shift & 0xFFFFFFFF for shift in (0, 32) for mask in sets]
-    _checked(_capset(header, struct.pack("=6I", *words)), "capset")
+    system_call("capset", header, struct.pack("=6I", *words))
 
 
 def create_timer(signal: int) -> int:
     """Return a timer that sends this process a signal, timer_create(2); :func:`set_timer` says when."""
     # struct sigevent, 64 bytes: value, signal, SIGEV_SIGNAL
-    event = ctypes.create_string_buffer(struct.pack("=QiI", 0, signal, 0).ljust(64, b"\0"), 64)
-    timer = ctypes.create_string_buffer(4)
-    _checked(_timer_create(CLOCK_MONOTONIC, event, timer), "timer_create")
-    number: int = struct.unpack("=i", timer.raw)[0]
+    event, timer = struct.pack("=QiI", 0, signal, 0).ljust(64, b"\0"), bytearray(4)
+    system_call("timer_create", CLOCK_MONOTONIC, event, timer)
+    number: int = struct.unpack("=i", timer)[0]
     return number
 
 
 def set_timer(timer: int, seconds: float) -> None:
     """Let a timer end once, so many seconds from now, timer_settime(2)."""
     # struct itimerspec: interval and value, each seconds and nanoseconds
-    when = ctypes.create_string_buffer(struct.pack("=4q", 0, 0, int(seconds), int(seconds % 1 * 1e9)), 32)
-    _checked(_timer_settime(timer, 0, when, None), "timer_settime")
+    system_call("timer_settime", timer, 0, struct.pack("=4q", 0, 0, int(seconds), int(seconds % 1 * 1e9)), None)
 
 
 def execveat(fd: int, arguments: list[str], environment: dict[str, str]) -> None:
     """Replace this process by the program of descriptor ``fd``, execveat(2), Linux 3.19; returns only by raising."""
-    argv = (ctypes.c_char_p * (len(arguments) + 1))(*map(os.fsencode, arguments), None)
-    pairs = [os.fsencode(f"{name}={value}") for name, value in environment.items()]
-    envp = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
-    _checked(_execveat(fd, b"", argv, envp, AT_EMPTY_PATH), "execveat", arguments[0])
+    texts = [os.fsencode(text) for text in (*arguments, *(f"{name}={value}" for name, value in environment.items()))]
+    places = [address(text) for text in texts]
+    count = len(arguments)
+    argv = struct.pack(f"={count + 1}Q", *places[:count], 0)
+    envp = struct.pack(f"={len(places) - count + 1}Q", *places[count:], 0)
+    system_call("execveat", fd, b"", argv, envp, AT_EMPTY_PATH, shown=arguments[0])

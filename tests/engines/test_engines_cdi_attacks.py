@@ -1,5 +1,6 @@
 """What a hostile image tries to get out of the hooks of CDI specifications, in real containers."""
 
+import ctypes
 import os
 import signal
 from collections.abc import Callable
@@ -155,7 +156,7 @@ def test_a_container_that_exchanges_names_on_a_shared_volume_gets_nothing_of_the
 def exchange(pairs: list[tuple[Path, Path]]) -> NoReturn:
     """Exchange the names of each pair for ever (renameat2(2), RENAME_EXCHANGE)."""
     names = [(os.fsencode(one), os.fsencode(other)) for one, other in pairs]
-    renameat2 = libc._libc["renameat2"]
+    renameat2 = ctypes.CDLL(None).renameat2
     while True:
         for one, other in names:
             renameat2(libc.AT_FDCWD, one, libc.AT_FDCWD, other, 2)
