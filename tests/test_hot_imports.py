@@ -34,6 +34,7 @@ NOT_HOT = (
     "ocigpu.system.tls",
     "ocigpu.entry.container_cli",
     "ocigpu.gpus.amd.offers",
+    "ocigpu.gpus.amd.on_node",
     "ocigpu.gpus.amd.parts",
     "ocigpu.gpus.amd.usage",
     "ocigpu.gpus.nvidia.fabric",

@@ -6,7 +6,7 @@ CLI (a hook gets it as an argument, never from its environment).  A test holds t
 
 from ocigpu.core.errors import SettingsError, find_near, quoted
 from ocigpu.core.record import NamedTuple
-from ocigpu.core.vendors import GPU_VENDORS
+from ocigpu.core.vendors import GPU_VENDORS, plugin_vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Settings(NamedTuple):
     cdi_default_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
     cdi_engine_filters_annotations: bool = False
-    cdi_environment_vendors: tuple[str, ...] = (*GPU_VENDORS, "k8s.device-plugin.nvidia.com")
+    cdi_environment_vendors: tuple[str, ...] = (*GPU_VENDORS, *map(plugin_vendor, GPU_VENDORS))
     trace: str = ""
     simulation_root: str = ""
     path: str = ""

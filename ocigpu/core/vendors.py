@@ -12,3 +12,8 @@ FIRST = "nvidia"
 """Whose variables are always read: old images ask without the variable, and mounts and annotations are in its form."""
 GPU_VENDORS = tuple(vendor for _, _, vendor in VENDORS.values() if vendor)
 """Vendors of CDI kinds that stand for GPUs only: a GPU for virtual machines, say, is another kind of theirs."""
+
+
+def plugin_vendor(vendor: str) -> str:
+    """Return the vendor of the device plugin's CDI kinds for GPUs of nvidia.com, say, as NVIDIA's own plugin has it."""
+    return f"k8s.device-plugin.{vendor}"

@@ -98,9 +98,9 @@ class Vendor(NamedTuple):
     driver reads the vendor's GPUs as NVIDIA's; ``offer_claimed``: the devices of a claim's specification under their
     ids, given with their names in the slice, from facts that were read before (raises HostError OCIGPU-DRA-3 where the
     host has changed); ``sharing``: the strategies by which containers of a claim may share a GPU.  ``read_node``: GPUs
-    for the device plugin and labels, and how they are connected; ``find_silence``: why the driver gave no answer about
-    GPUs that are there, "" if it did; ``watch_faults``: what prints their faults in a process of
-    its own, a module and the arguments of its main, () where nothing does
+    for the device plugin, and how they are connected, None for a vendor whose GPUs it does not offer;
+    ``find_silence``: why the driver gave no answer about GPUs that are there, "" if it did; ``watch_faults``: what
+    prints their faults in a process of its own, a module and the arguments of its main, () where nothing does
     (:class:`~ocigpu.kubernetes.node.program.EventWatcher` reads it); ``sample``: the same for what prints samples for
     the exporter; ``read_labels``: labels of the node, with their domains.
     """
@@ -126,7 +126,7 @@ class Vendor(NamedTuple):
     read_parts: "Callable[[Settings], tuple[GpuPart, ...]] | None" = None
     offer_claimed: "Callable[[Mapping[str, str], GenerateOptions, Settings, HostFacts], DeviceOffer]" = _missing
     sharing: tuple[str, ...] = ()
-    read_node: "Callable[[Settings], NodeGpus]" = _missing
+    read_node: "Callable[[Settings], NodeGpus] | None" = None
     find_silence: "Callable[[HostFacts], str]" = _no_words
     watch_faults: "Callable[[HostFacts], Sequence[str]]" = _nothing
     sample: "Callable[[Settings], Sequence[str]]" = _nothing

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from kubernetes_lab import host, inventory
 from support.process import wait_for
 from support.trees import write_tree
 
@@ -15,6 +16,7 @@ from ocigpu.core.facts import DeviceNode, Gpu, HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import VENDORS
 from ocigpu.gpus.offer import DeviceOffer, GenerateOptions, OfferedDevice
+from ocigpu.gpus.on_node import NodeGpus
 from ocigpu.gpus.parts import GpuPart
 from ocigpu.gpus.vendors import Vendor
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef, check_configs
@@ -26,13 +28,15 @@ from ocigpu.kubernetes.labels.program import read_labels
 from ocigpu.kubernetes.mps.supervisor import plan_daemons
 from ocigpu.kubernetes.node.config import Configuration, PluginOptions
 from ocigpu.kubernetes.node.devices import Inventory
-from ocigpu.kubernetes.node.health import Event
-from ocigpu.kubernetes.node.program import EventWatcher
-from ocigpu.kubernetes.node.reading import KubernetesNode
+from ocigpu.kubernetes.node.health import Event, Monitor
+from ocigpu.kubernetes.node.program import EventWatcher, NodeProgram
+from ocigpu.kubernetes.node.reader import ChildReader
+from ocigpu.kubernetes.node.reading import KubernetesNode, read_others
 from ocigpu.kubernetes.node.sharing import Sharing
 
 CLAIM = ClaimRef("lab", "11111111-2222-3333-4444-555555555555", "mine")
 NODE = DeviceNode("/dev/acme0", "/dev/acme0", 240, 0)
+A100 = host("a100-8")
 FACTS = HostFacts(gpus=(Gpu(0, 0, "ACME-1", "00000000:41:00.0"),), vendor="acme")
 
 
@@ -45,6 +49,7 @@ ANSWERS: dict[str, Any] = {
     "has_driver": lambda _: True,
     "read_parts": lambda _: (GpuPart("0000:41:00.0", -1, "ACME-1", {"type": {"string": "acme"}}, {}),),
     "offer_claimed": offer,
+    "read_node": lambda _: NodeGpus(FACTS),
     "sharing": ("TimeSlicing",),
     "find_silence": lambda facts: f"{len(facts.gpus)} GPUs are silent",
     "watch_faults": lambda _: ("acme_faults", "7"),
@@ -116,3 +121,24 @@ def test_faults_come_from_a_module_of_the_vendor(tmp_path: Path, monkeypatch: py
     finally:
         watcher.close()
     assert events == [Event(7, "ACME-1")]
+
+
+def test_the_device_plugin_offers_its_gpus_and_a_fault_is_about_them_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = read_others(Settings(), Configuration())
+    offered = KubernetesNode("nvml", A100, inventory(A100), others=others).offered
+    assert [(each.name, each.vendor) for each in offered.resources] == [
+        ("nvidia.com/gpu", "nvidia"),
+        ("acme.example/gpu", "acme"),
+    ]
+    fault = '{"xid": 7, "gpu": "", "gi": -1, "ci": -1}'  # its driver does not tell of which
+    (tmp_path / "acme_faults.py").write_text(f"def main(xid): print({fault!r}, flush=True)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    program = NodeProgram(ChildReader("none", str), Monitor(Configuration()), 1.0, 1.0, as_json=False)
+    try:
+        wait_for("an event", lambda: program._hear((FACTS,), offered, 1.0))
+    finally:
+        for watcher in program.watchers.values():
+            watcher.close()
+    assert {uuid: state.reason for uuid, state in program.monitor.states.items()} == {"ACME-1": "XID 7"}

@@ -21,5 +21,6 @@ VENDOR = Vendor(
     read_links=late("amd.usage:read_links"),
     read_parts=late("amd.parts:read_parts"),
     offer_claimed=late("amd.offers:offer_claimed"),
+    read_node=late("amd.on_node:read_node"),
     simulate=late("amd.simulated:simulate"),
 )

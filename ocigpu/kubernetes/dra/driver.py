@@ -160,7 +160,7 @@ class DraDriver(NodeProgram[DraReading]):
             self._read_due = 0.0
         if reading := self._poll_reader(self._request, now):
             self._record_reading(reading, now)
-        heard = self._hear(self.node.facts if self.node else None, self._inventory(), now)
+        heard = self._hear((self.node.facts,) if self.node else (), self._inventory(), now)
         if heard | bool(self.gate and self.gate.has_changed()):
             self.update_reasons()
         self._tell_status()

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, MigDevice
+from ocigpu.core.vendors import FIRST, VENDORS
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
+from ocigpu.gpus.on_node import NodeGpus
 from ocigpu.gpus.vfio.facts import GroupMembers
 from ocigpu.kubernetes.node.config import Configuration, matches
 from ocigpu.kubernetes.node.sharing import DOMAIN, MAX_DEVICES, MAX_NAME, Shared
@@ -55,6 +57,7 @@ class Resource(NamedTuple):
     """A resource by its full name.  ``kind``: "gpu" (MIG devices included), "wsl" or "vfio".
 
     ``sharing``: "none", "time-slicing" or "mps", for its replicas.  ``one_each``: one replica for a container at most.
+    ``vendor``: whose devices they are, by its name in :mod:`ocigpu.gpus.vendors`.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Resource(NamedTuple):
     kind: str = "gpu"
     sharing: str = "none"
     one_each: bool = False
+    vendor: str = FIRST
 
 
 class Inventory(NamedTuple):
@@ -70,6 +74,10 @@ class Inventory(NamedTuple):
     resources: tuple[Resource, ...] = ()
     notes: tuple[str, ...] = ()
     reason: str = ""
+
+    def of(self, *vendors: str) -> "Inventory":
+        """Return the resources of these vendors."""
+        return self._replace(resources=tuple(each for each in self.resources if each.vendor in vendors))
 
 
 def make_inventory(
@@ -99,6 +107,26 @@ def make_inventory(
     )
     reason = "" if resources else "; ".join(notes or facts.notes) or "this host has no GPUs"
     return Inventory(resources, tuple(notes), reason)
+
+
+def make_other_inventory(gpus: NodeGpus) -> Inventory:
+    """Return the GPUs and partitions of a vendor other than NVIDIA as one resource: DOMAIN/gpu.
+
+    A partition counts as one, and its GPU is known by the PCI address.  Configuration files are about NVIDIA's GPUs:
+    these are not shared, and have no other names.
+    """
+    vendor = gpus.facts.vendor
+    notes = list(gpus.facts.notes)
+    found: dict[str, PluginDevice] = {}
+    for gpu in gpus.facts.gpus:
+        if not gpu.uuid or len(gpu.uuid) > MAX_ID or gpu.uuid in found:
+            notes.append(f"{vendor}: {gpu.title} left out: it has no name that no other has")
+            continue
+        paths = (gpu.node.container_path,) if gpu.node else ()
+        numa = max(gpus.numa.get(gpu.uuid, -1), -1)
+        found[gpu.uuid] = PluginDevice(gpu.uuid, gpu.uuid, gpu.bus_id, str(gpu.index), paths, numa, error=gpu.error)
+    resource = Resource(f"{VENDORS[vendor][2]}/gpu", tuple(found.values()), vendor=vendor)
+    return Inventory((resource,) if found else (), tuple(notes), "" if found else "; ".join(notes))
 
 
 def single_problem(facts: HostFacts) -> str:

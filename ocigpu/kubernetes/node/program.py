@@ -7,7 +7,7 @@ and then only that process does.  A sign of life of events comes every few secon
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ocigpu.core.facts import HostFacts
@@ -122,7 +122,8 @@ class NodeProgram(Generic[A]):
         self.reader, self.monitor, self._poll, self._probe = reader, monitor, poll, probe
         self.log = ServiceLog(as_json, lossy=True)  # pods need devices all the same
         self.signals = Signals()
-        self.watcher = EventWatcher()
+        self.watchers: dict[str, EventWatcher] = {}
+        """By the names of vendors."""
         self._read_due = 0.0
 
     def _step(self, now: float) -> None:
@@ -137,10 +138,12 @@ class NodeProgram(Generic[A]):
                     raise
                 except Exception as error:  # noqa: BLE001 - a program that ends is started again, and again
                     self.log.failed("step", error)
-                self.signals.wait(self._poll, *(fd for fd in (self.reader.fileno(), self.watcher.fileno()) if fd >= 0))
+                readable = [self.reader.fileno(), *(watcher.fileno() for watcher in self.watchers.values())]
+                self.signals.wait(self._poll, *(fd for fd in readable if fd >= 0))
             self.log("info", "ending")
         finally:
-            self.watcher.close()
+            for watcher in self.watchers.values():
+                watcher.close()
             self.reader.close()
 
     def _poll_reader(self, request: Callable[[], Any], now: float) -> A | None:
@@ -156,13 +159,22 @@ class NodeProgram(Generic[A]):
                 self.log.once("reader", "error", f"no process to read the host: {error.strerror}")
         return reading
 
-    def _hear(self, facts: HostFacts | None, inventory: Inventory, now: float) -> bool:
-        """Watch these GPUs, None for none, for XIDs; returns whether any came, which the monitor knows then."""
-        if facts is not None and self.monitor.policy.watches_events:
-            self.watcher.watch(facts, now)
+    def _hear(self, facts: Iterable[HostFacts], inventory: Inventory, now: float) -> bool:
+        """Watch the GPUs of these vendors for faults; returns whether any came, which the monitor knows then."""
+        watched = {each.vendor: each for each in facts if self.monitor.policy.watches_events}
+        self.watchers |= {vendor: EventWatcher() for vendor in watched.keys() - self.watchers.keys()}
+        heard = [
+            self._hear_vendor(watcher, watched.get(vendor), inventory.of(vendor), now)
+            for vendor, watcher in self.watchers.items()
+        ]
+        return any(heard)
+
+    def _hear_vendor(self, watcher: EventWatcher, facts: HostFacts | None, inventory: Inventory, now: float) -> bool:
+        if facts is not None:
+            watcher.watch(facts, now)
         else:
-            self.watcher.close()
-        news = self.watcher.step(now)
+            watcher.close()
+        news = watcher.step(now)
         for warning in news.warnings:
             self.log("warning", warning)
         for event in news.events:

@@ -12,25 +12,40 @@ from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.topology import read_place
-from ocigpu.gpus.on_node import Hardware
+from ocigpu.gpus.on_node import Hardware, NodeGpus
 from ocigpu.gpus.pci import NVIDIA_VENDOR, Function, read_functions
 from ocigpu.gpus.tree import find_roots, normal_bus_id
-from ocigpu.gpus.vendors import load_vendor
+from ocigpu.gpus.vendors import find_vendors, load_vendor
 from ocigpu.gpus.vfio.facts import GPU_CLASSES, VFIO_DRIVERS, read_vfio_facts
 from ocigpu.gpus.wsl import is_wsl
 from ocigpu.gpus.wsl.facts import read_wsl_facts
 from ocigpu.kubernetes.node.config import Configuration, PluginOptions
-from ocigpu.kubernetes.node.devices import GPU_RESOURCE, Inventory, PluginDevice, Resource, make_inventory
+from ocigpu.kubernetes.node.devices import (
+    GPU_RESOURCE,
+    Inventory,
+    PluginDevice,
+    Resource,
+    make_inventory,
+    make_other_inventory,
+)
 from ocigpu.kubernetes.node.vfio import make_vfio_inventory, read_names
 
 GONE = "this GPU is gone"
 _DXG = "/dev/dxg"
 
 
+class OtherGpus(NamedTuple):
+    """The GPUs of a vendor other than NVIDIA, and what of them is offered."""
+
+    gpus: NodeGpus
+    inventory: Inventory
+
+
 class KubernetesNode(NamedTuple):
     """``source``: "nvml", "wsl" or "vfio"; "" when the driver cannot be asked, for the reason in the inventory.
 
-    ``scores``: how well GPUs are connected, by pairs of UUIDs.  ``machines``: GPUs that a VFIO driver has.
+    ``scores``: how well GPUs are connected, by pairs of UUIDs.  ``machines``: GPUs that a VFIO driver has.  All that is
+    about NVIDIA's GPUs; ``others``: those of other vendors.
     """
 
     source: str
@@ -39,6 +54,27 @@ class KubernetesNode(NamedTuple):
     hardware: Hardware = Hardware()
     scores: "dict[tuple[str, str], int]" = {}
     machines: tuple[Function, ...] = ()
+    others: tuple[OtherGpus, ...] = ()
+
+    @property
+    def offered(self) -> Inventory:
+        """What is offered of all vendors' GPUs."""
+        parts = [self.inventory, *(other.inventory for other in self.others)]
+        resources = tuple(resource for part in parts for resource in part.resources)
+        notes = tuple(note for part in parts for note in part.notes)
+        reason = "" if resources else "; ".join(part.reason for part in parts if part.reason)
+        return Inventory(resources, notes, reason)
+
+    @property
+    def driven(self) -> tuple[HostFacts, ...]:
+        """The facts of each vendor whose driver has GPUs for containers."""
+        own = (self.facts,) if self.source == "nvml" else ()
+        return (*own, *(other.gpus.facts for other in self.others))
+
+    def of(self, vendor: str) -> NodeGpus:
+        """Return what is known of a vendor's GPUs."""
+        own = NodeGpus(self.facts, self.hardware, {}, self.scores)
+        return next((other.gpus for other in self.others if other.gpus.facts.vendor == vendor), own)
 
 
 def host_settings(settings: Settings, options: PluginOptions) -> Settings:
@@ -51,7 +87,9 @@ def host_settings(settings: Settings, options: PluginOptions) -> Settings:
 
 
 def read_node(settings: Settings, configuration: Configuration) -> KubernetesNode:
-    """Return what this node offers now, by the discovery strategy; asks NVML, in processes of their own.
+    """Return what this node offers of NVIDIA's GPUs now, by the discovery strategy.
+
+    Asks NVML, in processes of their own.
 
     ``settings``: those of :func:`host_settings`.  Must be called from a process with one thread.
     """
@@ -68,9 +106,32 @@ def read_node(settings: Settings, configuration: Configuration) -> KubernetesNod
     return node
 
 
+def read_others(settings: Settings, configuration: Configuration) -> tuple[OtherGpus, ...]:
+    """Return the GPUs of the other vendors whose driver the host has; none where the strategy names one of NVIDIA's.
+
+    ``settings``: those of :func:`host_settings`.  A vendor whose driver cannot be asked now offers nothing.
+    """
+    if configuration.options.device_discovery_strategy != "auto":
+        return ()
+    found = []
+    for name in find_vendors(settings):
+        read = load_vendor(name).read_node
+        if name == FIRST or read is None:
+            continue
+        try:
+            gpus = read(settings)
+        except HostError as error:
+            found.append(OtherGpus(NodeGpus(HostFacts(vendor=name)), Inventory((), (error.message,), error.message)))
+        else:
+            found.append(OtherGpus(gpus, make_other_inventory(gpus)))
+    return tuple(found)
+
+
 def _read_driver(settings: Settings, configuration: Configuration) -> KubernetesNode:
     try:
-        gpus = load_vendor(FIRST).read_node(settings)
+        read = load_vendor(FIRST).read_node
+        assert read is not None
+        gpus = read(settings)
     except HostError as error:
         return KubernetesNode("", HostFacts(), Inventory(reason=error.message))
     inventory = make_inventory(gpus.facts, configuration, gpus.numa)

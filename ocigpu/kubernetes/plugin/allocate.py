@@ -14,16 +14,17 @@ from ocigpu.core.facts import HostFacts
 from ocigpu.core.gate import PARTS
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
-from ocigpu.gpus.nvidia.plan import make_plan
+from ocigpu.core.vendors import FIRST, VENDORS, plugin_vendor
 from ocigpu.gpus.nvidia.request import DEVICES_VARIABLE, IMEX_VARIABLE, default_capabilities
 from ocigpu.gpus.request import Request
+from ocigpu.gpus.vendors import load_vendor, make_plan
 from ocigpu.kubernetes.api import deviceplugin_pb2 as pb
 from ocigpu.kubernetes.mps.shares import CONTAINER_ROOT, PIPE_VARIABLE, mps_directories
 from ocigpu.kubernetes.node.config import CDI_STRATEGIES, Configuration, PluginOptions
 from ocigpu.kubernetes.node.devices import PluginDevice, Resource
 
-CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 KUBEVIRT_PREFIX = "PCI_RESOURCE_"
+CDI_VENDOR = plugin_vendor(VENDORS[FIRST][2])
 
 
 def wanted_parts(options: PluginOptions) -> dict[str, str]:
@@ -49,6 +50,8 @@ def allocate(
         devices = _chosen(resource, ids)
         if resource.kind == "vfio":
             return _for_machines(resource, devices, configuration.options)
+        if resource.vendor != FIRST:
+            return _of_other(resource, devices, facts, configuration.options, settings, token or str(uuid.uuid4()))
         return _for_containers(resource, devices, facts, configuration, settings, token or str(uuid.uuid4()))
     except OcigpuError as error:
         text = f"invalid allocation request for {quoted(resource.name)}: {error.message}"
@@ -145,6 +148,39 @@ def _for_containers(
     )
 
 
+def _of_other(
+    resource: Resource,
+    devices: Sequence[PluginDevice],
+    facts: HostFacts,
+    options: PluginOptions,
+    settings: Settings,
+    token: str,
+) -> pb.ContainerAllocateResponse:
+    """GPUs of a vendor other than NVIDIA: by its variable, by CDI names, or as the nodes of its plan.
+
+    Only NVIDIA's runtime knows mounts that name devices: with these alone the kubelet gives the nodes.
+    """
+    vendor, strategies = resource.vendor, options.device_list_strategy
+    names = [device.ordinal if options.device_id_strategy == "index" else device.uuid for device in devices]
+    qualified = [f"{plugin_vendor(VENDORS[vendor][2])}/gpu={name}" for name in names]
+    nodes: list[pb.DeviceSpec] = []
+    if devices and (set(strategies) == {"volume-mounts"} or _passes_nodes(options)):
+        request = load_vendor(vendor).request_devices({}, tuple(device.uuid for device in devices), settings)
+        nodes = _planned_nodes(request, devices, facts, options, settings)
+    annotation = f"{options.cdi_annotation_prefix}{vendor}-device-plugin_{token}"
+    return pb.ContainerAllocateResponse(
+        envs={VENDORS[vendor][1]: ",".join(names)} if "envvar" in strategies and names else {},
+        devices=nodes,
+        annotations={annotation: ",".join(qualified)} if qualified and "cdi-annotations" in strategies else {},
+        cdi_devices=[pb.CDIDevice(name=name) for name in qualified] if "cdi-cri" in strategies else [],
+    )
+
+
+def _passes_nodes(options: PluginOptions) -> bool:
+    """Return whether the kubelet gives the nodes: with CDI strategies only, they are in the specifications."""
+    return options.pass_device_specs and not set(options.device_list_strategy) <= set(CDI_STRATEGIES)
+
+
 def _cdi_names(names: Sequence[str], channels: Sequence[int], facts: HostFacts, options: PluginOptions) -> list[str]:
     """Return the qualified names; a part that the host has no device of has no specification either."""
     parts = {feature.name for feature in facts.features if feature.nodes}
@@ -163,11 +199,8 @@ def _device_specs(
     options: PluginOptions,
     settings: Settings,
 ) -> list[pb.DeviceSpec]:
-    """Return the nodes that the shim would make for these devices, as far as the host has them.
-
-    With CDI strategies only, the nodes are in the specifications.
-    """
-    if not options.pass_device_specs or set(options.device_list_strategy) <= set(CDI_STRATEGIES) or not devices:
+    """Return the nodes that the shim would make for these devices, as far as the host has them."""
+    if not _passes_nodes(options) or not devices:
         return []
     if resource.kind == "wsl":
         paths = dict.fromkeys(path for device in devices for path in device.paths)
@@ -182,13 +215,28 @@ def _device_specs(
         imex_channels=() if settings.features_ignore_imex_channel_requests else channels,
         features=tuple(name for name in PARTS if name in enabled),
     )
+    return _planned_nodes(request, devices, facts, options, settings)
+
+
+def _planned_nodes(
+    request: Request,
+    devices: Sequence[PluginDevice],
+    facts: HostFacts,
+    options: PluginOptions,
+    settings: Settings,
+) -> list[pb.DeviceSpec]:
+    """Return the nodes of the plan for this request, as far as the host has them.
+
+    Raises HostError (OCIGPU-DEV-4) for a missing one that a device cannot be without.
+    """
     plan = make_plan(facts, request, settings)
     access = {(rule.major, rule.minor): rule.access for rule in plan.actions if isinstance(rule, AllowDevice)}
     nodes = [action.node for action in plan.actions if isinstance(action, Node)]
     indispensable = {path for device in devices for path in device.paths}
     missing = [node.container_path for node in nodes if not node.host_path and node.container_path in indispensable]
     if missing:
-        raise HostError("OCIGPU-DEV-4", f"the host has no device node {missing[0]}", "Make it: nvidia-modprobe -c 0 -u")
+        hint = "Make it: nvidia-modprobe -c 0 -u" if request.vendor == FIRST else "Make it: udevadm trigger"
+        raise HostError("OCIGPU-DEV-4", f"the host has no device node {missing[0]}", hint)
     return [
         _spec(node.container_path, host_path(node.host_path, options), access[node.major, node.minor])
         for node in nodes

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.core.vendors import FIRST, VENDORS
 from ocigpu.kubernetes.api.listener import identity
 from ocigpu.kubernetes.leases.gate import LeaseGate
 from ocigpu.kubernetes.leases.machine import open_gate
@@ -114,7 +115,7 @@ class DevicePlugin(NodeProgram[Reading]):
         self._look_at_file()
         if self.configuration and (reading := self._poll_reader(lambda: (self.settings, self.configuration), now)):
             self._record_reading(reading, now)
-        if self._hear(self.node.facts if self.node and self.node.source == "nvml" else None, self.inventory, now):
+        if self._hear(self.node.driven if self.node else (), self.inventory, now):
             self._offer()
         if self.configuration and self.without_mps != waiting_resources(self.inventory.resources, self.configuration):
             self._offer()
@@ -171,12 +172,18 @@ class DevicePlugin(NodeProgram[Reading]):
         if reading.node is None:
             self.monitor.record_silence(self.inventory, now)
         else:
-            self.node = reading.node
-            self.inventory = carry_over(self.inventory, reading.node.inventory)
-            self.monitor.record_reading(self.inventory, now)
+            node = reading.node
+            if reading.silent and self.node:
+                node = self.node._replace(others=node.others)
+            self.node = node
+            self.inventory = carry_over(self.inventory, node.offered)
+            read = [vendor for vendor in VENDORS if vendor != FIRST or not reading.silent]
+            self.monitor.record_reading(self.inventory.of(*read), now)
+            if reading.silent:
+                self.monitor.record_silence(self.inventory.of(FIRST), now)
             options = self.configuration.options._replace(imex_required=False)
-            missing = usable_channels(reading.node.facts, options)[1]
-            self.log.new("notes", "warning", (*reading.node.inventory.notes, *missing))
+            missing = usable_channels(node.facts, options)[1]
+            self.log.new("notes", "warning", (*node.offered.notes, *missing))
         if self._first and self.configuration.options.fail_on_init_error and not self.inventory.resources:
             raise HostError("OCIGPU-HOST-1", f"{self.inventory.reason or reading.silent} (failOnInitError is set)")
         self._first = False

@@ -47,7 +47,8 @@ class Offer(NamedTuple):
 
 def socket_name(resource: str) -> str:
     """Return the name of a resource's socket: nvidia.com/mig-1g.5gb is nvidia-mig-1g.5gb.sock."""
-    return f"nvidia-{resource.rpartition('/')[2]}.sock"
+    domain, _, name = resource.rpartition("/")
+    return f"{domain.partition('.')[0]}-{name}.sock"
 
 
 class ResourceServer:
@@ -133,7 +134,8 @@ class ResourceServer:
         for wanted in request.container_requests:
             ids = (wanted.available_deviceIDs, wanted.must_include_deviceIDs, wanted.allocation_size)
             chosen = offer.gate.prefer(offer.resource.devices, *ids) if offer.gate else ()
-            answers.append(chosen or prefer(offer.resource.devices, *ids, offer.node.scores, policy))
+            scores = offer.node.of(offer.resource.vendor).scores
+            answers.append(chosen or prefer(offer.resource.devices, *ids, scores, policy))
         messages = [pb.ContainerPreferredAllocationResponse(deviceIDs=ids) for ids in answers]
         return pb.PreferredAllocationResponse(container_responses=messages)
 
@@ -141,7 +143,8 @@ class ResourceServer:
         responses = []
         for wanted in request.container_requests:
             ids = list(wanted.devices_ids)
-            response = allocate(offer.resource, ids, offer.node.facts, offer.configuration, offer.settings)
+            facts = offer.node.of(offer.resource.vendor).facts
+            response = allocate(offer.resource, ids, facts, offer.configuration, offer.settings)
             wanted_devices = [device for device in offer.resource.devices if device.id in ids]
             if offer.gate and (cost := offer.gate.reserve(wanted_devices)):
                 self._log("warning", f"{self.name}: {', '.join(ids)}: {cost}", resource=self.name)

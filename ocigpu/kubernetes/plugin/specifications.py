@@ -12,11 +12,13 @@ from ocigpu.cdi.generate import generate_all
 from ocigpu.cdi.write import write_spec
 from ocigpu.core.errors import CdiError, OcigpuError
 from ocigpu.core.settings import Settings
+from ocigpu.core.vendors import FIRST, VENDORS, plugin_vendor
 from ocigpu.gpus.offer import GenerateOptions
-from ocigpu.kubernetes.node.config import CDI_STRATEGIES, Configuration
+from ocigpu.gpus.vendors import load_vendor
+from ocigpu.kubernetes.node.config import CDI_STRATEGIES, Configuration, PluginOptions
 from ocigpu.kubernetes.node.on_host import on_the_host
 from ocigpu.kubernetes.node.reading import KubernetesNode
-from ocigpu.kubernetes.plugin.allocate import CDI_VENDOR, usable_channels, wanted_parts
+from ocigpu.kubernetes.plugin.allocate import usable_channels, wanted_parts
 
 
 def write_specifications(node: KubernetesNode, configuration: Configuration, settings: Settings) -> tuple[str, ...]:
@@ -39,6 +41,16 @@ def write_specifications(node: KubernetesNode, configuration: Configuration, set
 
 def wanted(node: KubernetesNode, configuration: Configuration) -> tuple[GenerateOptions, ...]:
     """Return what to generate, a specification each."""
+    own, options = _wanted_of_first(node, configuration), configuration.options
+    others = [other.gpus.facts.vendor for other in node.others if other.inventory.resources and _has_cdi(options)]
+    return (*own, *(_generate(options, name, "gpu", load_vendor(name).modes[0]) for name in others))
+
+
+def _has_cdi(options: PluginOptions) -> bool:
+    return bool(set(options.device_list_strategy) & set(CDI_STRATEGIES))
+
+
+def _wanted_of_first(node: KubernetesNode, configuration: Configuration) -> tuple[GenerateOptions, ...]:
     options = configuration.options
     if node.source == "vfio":  # Kata asks for them whatever the strategy is
         return tuple(
@@ -50,23 +62,24 @@ def wanted(node: KubernetesNode, configuration: Configuration) -> tuple[Generate
             )
             for resource in node.inventory.resources
         )
-    if not node.inventory.resources or not set(options.device_list_strategy) & set(CDI_STRATEGIES):
+    if not node.inventory.resources or not _has_cdi(options):
         return ()
     present = {feature.name for feature in node.facts.features if feature.nodes}
     parts = [("gpu", "wsl" if node.source == "wsl" else "nvml")]
     parts += [(name, name) for name in wanted_parts(options) if name in present]
     if usable_channels(node.facts, options._replace(imex_required=False))[0]:
         parts.append(("imex-channel", "imex"))
-    return tuple(
-        GenerateOptions(
-            mode=mode,
-            vendor=CDI_VENDOR,
-            device_class=device_class,
-            hook_path=options.cdi_hook_path,
-            disabled_hooks=options.cdi_disable_hooks,
-            feature_flags=options.cdi_feature_flags,
-        )
-        for device_class, mode in parts
+    return tuple(_generate(options, FIRST, device_class, mode) for device_class, mode in parts)
+
+
+def _generate(options: PluginOptions, vendor: str, device_class: str, mode: str) -> GenerateOptions:
+    return GenerateOptions(
+        mode=mode,
+        vendor=plugin_vendor(VENDORS[vendor][2]),
+        device_class=device_class,
+        hook_path=options.cdi_hook_path,
+        disabled_hooks=options.cdi_disable_hooks,
+        feature_flags=options.cdi_feature_flags,
     )
 
 

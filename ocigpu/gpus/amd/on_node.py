@@ -1,0 +1,63 @@
+"""AMD's answers to the device plugin: see the Vendor record of :mod:`ocigpu.gpus.vendors`.
+
+How well two GPUs are connected is weighed as AMD's own plugin weighs it (github.com/ROCm/k8s-device-plugin,
+internal/pkg/allocator/device.go: calculatePairWeight), with the sign turned: links, same board, same NUMA node.
+Partitions of a GPU are as well connected as by a link, so that they are given together, as with that plugin.
+"""
+
+import itertools
+
+from ocigpu.core.errors import HostError
+from ocigpu.core.facts import Gpu, HostFacts
+from ocigpu.core.settings import Settings
+from ocigpu.gpus.amd.facts import AmdFacts, describe_host, read_driven
+from ocigpu.gpus.amd.usage import read_links
+from ocigpu.gpus.on_node import NodeGpus
+from ocigpu.gpus.tree import find_roots, read_text, sysfs_address
+
+XGMI, SAME_BOARD, SAME_NODE = 30, 10, 10
+
+
+def read_node(settings: Settings) -> NodeGpus:
+    """Return the GPUs and partitions that KFD knows and that have a name; needs no privilege.
+
+    Those left out are among the notes.  Raises HostError without amdgpu, and for a file of sysfs that cannot be read.
+    """
+    roots = find_roots(settings)
+    driven = read_driven(roots)
+    facts = with_errors(driven)._replace(driver_root=roots.driver or "/", simulated=roots.stand_in)
+    numa = {gpu.uuid: read_numa(roots.sys, gpu) for gpu in facts.gpus}
+    links = {(link.one, link.two) for link in read_links(settings, facts)}
+    scores = {}
+    for one, two in itertools.combinations(facts.gpus, 2):
+        linked = (one.uuid, two.uuid) in links or (two.uuid, one.uuid) in links
+        same_board, same_node = one.bus_id == two.bus_id, numa[one.uuid] == numa[two.uuid]
+        score = XGMI * (linked or same_board) + SAME_BOARD * same_board + SAME_NODE * same_node
+        scores[one.uuid, two.uuid] = scores[two.uuid, one.uuid] = score
+    return NodeGpus(facts, numa={uuid: node for uuid, node in numa.items() if node >= 0}, scores=scores)
+
+
+def with_errors(driven: AmdFacts) -> HostFacts:
+    """Return the facts with the GPUs that pods can ask for; ``error``: why one of them cannot be used now.  Pure."""
+    facts = describe_host(driven)
+    notes = list(facts.notes)
+    gpus = []
+    for as_read, gpu in zip(driven.gpus, facts.gpus, strict=True):
+        if gpu.error:
+            gpus.append(gpu)
+        elif not as_read.compute:
+            notes.append(f"GPU {gpu.index} ({as_read.address}) left out: it is not in KFD's topology")
+        elif gpu.uuid == as_read.address:
+            notes.append(f"GPU {gpu.index} ({as_read.address}) left out: it has no unique id that no other has")
+        else:
+            gpus.append(gpu if driven.kfd else gpu._replace(error="the host has no /dev/kfd"))
+    return facts._replace(gpus=tuple(gpus), notes=tuple(notes))
+
+
+def read_numa(sys: str, gpu: Gpu) -> int:
+    """Return the NUMA node of a GPU, -1 for none."""
+    try:
+        text = (read_text(f"{sys}/bus/pci/devices/{sysfs_address(gpu.bus_id)}/numa_node", 64) or "").strip()
+    except HostError:
+        return -1
+    return int(text) if text.isascii() and text.isdigit() else -1
