@@ -95,11 +95,12 @@ def render_settings() -> str:
 
 
 def render_metrics() -> str:
-    """Return the text beside the exporter's modules, filled in with the tables."""
+    """Return the text beside the exporter's modules, filled in with the tables and other vendors' texts."""
     from importlib.resources import files
 
     from ocigpu.exporter.metrics import METRICS, NOT_FROM_NVML
     from ocigpu.exporter.options import OPTIONS, REFUSED
+    from ocigpu.gpus.amd.sampler import METRICS as OF_AMD
     from ocigpu.kubernetes.leases import metrics as leases
     from ocigpu.system.options import ANYTHING
 
@@ -115,9 +116,16 @@ def render_metrics() -> str:
         "refused": [row(option, option.refused) for option in REFUSED if option.harmless != ANYTHING],
         "ignored": [row(option, option.refused) for option in REFUSED if option.harmless == ANYTHING],
     }
+
+    def lines(rows) -> str:
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+    of_amd = files("ocigpu.gpus.amd").joinpath("metrics.md").read_text(encoding="utf-8")
+    rows = [(f"`{name}`", "gauge", source) for name, (_, source) in OF_AMD.items()]
     text = files("ocigpu.exporter").joinpath("metrics.md").read_text(encoding="utf-8")
+    text = text.replace("{vendors}\n", of_amd.replace("{metrics}", lines(rows)))
     for name, rows in tables.items():
-        text = text.replace(f"{{{name}}}", "\n".join(f"| {' | '.join(cells)} |" for cells in rows))
+        text = text.replace(f"{{{name}}}", lines(rows))
     return text
 
 

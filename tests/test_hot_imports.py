@@ -36,6 +36,7 @@ NOT_HOT = (
     "ocigpu.gpus.amd.offers",
     "ocigpu.gpus.amd.on_node",
     "ocigpu.gpus.amd.parts",
+    "ocigpu.gpus.amd.sampler",
     "ocigpu.gpus.amd.usage",
     "ocigpu.gpus.nvidia.fabric",
     "ocigpu.gpus.nvidia.firmware",

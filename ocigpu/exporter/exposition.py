@@ -36,12 +36,15 @@ class _Entity(NamedTuple):
     labels: str
     variants: tuple[tuple[str, Values], ...]
     part: GpuSample | Instance
-    clocks: "Mapping[str, int]"
+    clocks: "Mapping[str, int]" = {}
 
 
 def render(collectors: Iterable[Collector], picture: Picture, options: ExporterOptions, hostname: str) -> bytes:
-    """Return the series of all GPUs, by metric; a metric without any is left out.  ``hostname``: "" for no label."""
-    collectors = tuple(collectors)
+    """Return the series of all GPUs, by metric; a metric without any is left out.  ``hostname``: "" for no label.
+
+    ``collectors`` chooses among dcgm-exporter's metrics; those that a vendor's folder describes are always there.
+    """
+    collectors = (*collectors, *(Collector(*metric) for metric in picture.sample.metrics))
     labels = [collector.metric for collector in collectors if collector.kind == "label"]
     host = _host_label(options, hostname)
     entities = list(_entities(picture, labels, options, host))
@@ -66,6 +69,8 @@ def _host_label(options: ExporterOptions, hostname: str) -> Pairs:
 
 
 def _gpu_labels(gpu: GpuSample, options: ExporterOptions) -> Pairs:
+    if gpu.names:
+        return tuple(gpu.names.items())
     model = gpu.name.replace(" ", "-") if options.replace_blanks_in_model_name else gpu.name
     return (
         ("gpu", str(gpu.number)),
@@ -79,7 +84,14 @@ def _gpu_labels(gpu: GpuSample, options: ExporterOptions) -> Pairs:
 def _entities(picture: Picture, labels: Sequence[str], options: ExporterOptions, host: Pairs) -> Iterable[_Entity]:
     devices = parse_devices(options.devices)
     for gpu in picture.sample.gpus:
-        if gpu.error or (devices.gpus and gpu.number not in devices.gpus):
+        if gpu.error:
+            continue
+        if gpu.names:  # numbers and instances are those of NVIDIA's GPUs
+            yield _Entity(
+                gpu.values, label_text((*gpu.names.items(), *host)), _variants(picture, gpu, None, options), gpu
+            )
+            continue
+        if devices.gpus and gpu.number not in devices.gpus:
             continue
         known = {**picture.sample.labels, **gpu.labels}
         fields = tuple((name, known[name]) for name in labels if name in known)
@@ -106,7 +118,7 @@ def _variants(
 ) -> tuple[tuple[str, Values], ...]:
     number = instance.number if instance else WHOLE
     owners = picture.owners.get((gpu.uuid, number), ())
-    jobs = picture.jobs.get((gpu.number, number), ())
+    jobs = () if gpu.names else picture.jobs.get((gpu.number, number), ())
     found: list[tuple[str, Values]] = []
     for owner in owners or (None,):
         pairs = _owner_labels(owner, options) if owner else ()

@@ -8,14 +8,17 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ocigpu.core.vendors import FIRST, VENDORS
 from ocigpu.exporter.sample import GpuSample
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, Candidate
-from ocigpu.kubernetes.cluster.owners import DRA_DRIVER, Held, Owner
+from ocigpu.kubernetes.cluster.owners import DRA_DRIVER, Claim, Held, Owner
 from ocigpu.kubernetes.node.devices import REPLICA
-from ocigpu.kubernetes.node.vfio import vfio_name
+from ocigpu.kubernetes.node.vfio import name_at, vfio_name
 from ocigpu.system.files import open_regular
 
 WHOLE = -1
+OTHERS = tuple(vendor for name, (_, _, vendor) in VENDORS.items() if vendor and name != FIRST)
+"""Domains of the other vendors' resources and drivers of claims."""
 Key = tuple[str, int]
 """UUID of a GPU, and the number of a GPU instance or WHOLE."""
 _BY_NUMBER = re.compile(r"nvidia([0-9]{1,4})(?:/gi([0-9]{1,4}))?(?:/vgpu([0-9]{1,4}))?")
@@ -45,8 +48,10 @@ def find_owners(
 
     Ids are those of NVIDIA's plugins, of ours and of GKE's: UUIDs of GPUs and MIG devices, of old drivers too
     ("MIG-GPU-.../gi/ci"), "nvidia0", "nvidia0/gi1", "nvidia0/vgpu1"; a replica is "UUID::n".  With ``virtual`` replicas
-    of one GPU count apart.
+    of one GPU count apart.  Resources and claims of the other vendors whose GPUs are here count, too.
     """
+    if any(gpu.names for gpu in gpus):
+        prefixes = (*prefixes, *(f"{domain}/" for domain in OTHERS))
     found: dict[Key, dict[Owner, None]] = {}
     others: dict[tuple[str, str], dict[Owner, None]] = {}
     finder = _Finder(gpus)
@@ -58,16 +63,18 @@ def find_owners(
             if not keys:
                 others.setdefault((resource, device_id), {})[owner] = None
     for owner in claimed:
-        for key in finder.find_claimed(owner.claim.device) if owner.claim and owner.claim.driver == DRA_DRIVER else ():
+        for key in finder.find_claimed(owner.claim) if owner.claim else ():
             found.setdefault(key, {})[owner] = None
     return Owners({key: tuple(all_) for key, all_ in found.items()}, {key: tuple(all_) for key, all_ in others.items()})
 
 
 class _Finder:
     def __init__(self, gpus: Sequence[GpuSample]) -> None:
-        self.by_index = {gpu.number: gpu for gpu in gpus}
-        self.by_minor = {gpu.minor: gpu for gpu in gpus}
-        self.by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
+        numbered = [gpu for gpu in gpus if not gpu.names]
+        self.by_index = {gpu.number: gpu for gpu in numbered}
+        self.by_minor = {gpu.minor: gpu for gpu in numbered}
+        self.by_uuid = {id_: gpu for gpu in gpus for id_ in (*gpu.ids, gpu.uuid) if id_}
+        self.by_claim = {_claim_name(id_): gpu for gpu in gpus for id_ in gpu.ids}
         self.migs = {uuid: (gpu.uuid, item.number) for gpu in gpus for item in gpu.instances for uuid in item.uuids}
 
     def find(self, device_id: str) -> tuple[list[Key], str]:
@@ -85,12 +92,17 @@ class _Finder:
             return [], replica
         return [(gpu.uuid, int(numbered[2]))] if numbered[2] else _whole(gpu), numbered[3] or replica
 
-    def find_claimed(self, name: str) -> list[Key]:
-        """Return what series a device of NVIDIA's driver is of, none for one that is no GPU we know.
+    def find_claimed(self, claim: Claim) -> list[Key]:
+        """Return what series a device of a claim is of, none for one that is no GPU we know.
 
-        A GPU instance is the one with that first slice, or the only one of that profile where NVML tells no slices.
+        With NVIDIA's driver a GPU instance is the one with that first slice, or the only one of that profile where NVML
+        tells no slices.
         """
-        parts = _DRA_NAME.fullmatch(name)
+        if claim.driver in [f"gpu.{domain}" for domain in OTHERS]:
+            return _whole(self.by_claim[claim.device]) if claim.device in self.by_claim else []
+        if claim.driver != DRA_DRIVER:
+            return []
+        parts = _DRA_NAME.fullmatch(claim.device)
         gpu = self.by_minor.get(int(parts[1])) if parts else None
         if parts is None or gpu is None:
             return []
@@ -102,6 +114,12 @@ class _Finder:
         if not found and not numbered:
             found = [item for item in gpu.instances if item.start < 0 and _letters(item.profile) == _letters(parts[2])]
         return [(gpu.uuid, found[0].number)] if len(found) == 1 else []
+
+
+def _claim_name(id_: str) -> str:
+    """Return how our driver of claims calls a GPU of another vendor, or part of it: "0000:41:00.0/3" is number 3."""
+    address, _, number = id_.partition("/")
+    return "-".join(filter(None, (name_at("gpu", address), number)))
 
 
 def _letters(profile: str) -> str:

@@ -1,10 +1,10 @@
 """What a sample of all GPUs holds; its parser trusts nothing, because closed code shares the process it comes from."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BeforeValidator, PlainValidator, TypeAdapter
+from pydantic import BeforeValidator, PlainValidator, StringConstraints, TypeAdapter
 
 from ocigpu.core.errors import printable
 
@@ -23,6 +23,8 @@ def _finite(items: Any) -> dict[str, float]:
 
 Text = Annotated[str, BeforeValidator(_text)]
 Numbers = Annotated[Values, PlainValidator(_finite)]
+Name = Annotated[str, StringConstraints(pattern=r"\A[a-z_][a-z0-9_]{0,99}\z")]
+"""Of a metric or label that the vendor's folder names."""
 
 
 class Instance(NamedTuple):
@@ -46,7 +48,8 @@ class GpuSample(NamedTuple):
     """A GPU.
 
     ``error``: why it could not be read; ``processes``: (pid, MiB, percent of GPU time); ``minor``: number of its device
-    node, -1 for unknown.
+    node, -1 for unknown.  ``names``: of a vendor whose labels are not dcgm-exporter's, those of its series in their
+    order; ``ids``: how device plugins and drivers of claims call such a GPU beside its UUID.
     """
 
     number: int
@@ -63,12 +66,23 @@ class GpuSample(NamedTuple):
     processes: tuple[tuple[int, int, int], ...] = ()
     minor: int = -1
     xid_totals: "Mapping[int, int]" = {}
+    names: "Mapping[Name, Text]" = {}
+    ids: tuple[Text, ...] = ()
+
+
+class OwnMetric(NamedTuple):
+    """A metric of a vendor's own, which is not in the table of dcgm-exporter's."""
+
+    name: Name
+    kind: Literal["gauge", "counter"]
+    help: Text
 
 
 class Sample(NamedTuple):
     """All GPUs at one time.  ``seconds``: how long it took; ``error``: why there is none.
 
-    ``listed``: bus ids of the GPUs that the kernel's driver has, as it writes them.
+    ``listed``: bus ids of the GPUs that the kernel's driver has, as it writes them.  ``metrics``: that the vendor's
+    folder describes itself.
     """
 
     gpus: tuple[GpuSample, ...] = ()
@@ -76,6 +90,7 @@ class Sample(NamedTuple):
     seconds: float = 0.0
     error: str = ""
     listed: tuple[Text, ...] = ()
+    metrics: tuple[OwnMetric, ...] = ()
 
 
 _SAMPLE = TypeAdapter(Sample)
@@ -85,4 +100,15 @@ def parse_sample(data: Any) -> Sample:
     """Return the sample in a document; raises ValueError, TypeError, KeyError or AttributeError for anything else."""
     if "error" in data:
         return Sample(error=_text(data["error"]))
-    return _SAMPLE.validate_python({name: data[name] for name in ("gpus", "labels", "seconds", "listed")})
+    known = {name: data[name] for name in ("gpus", "labels", "seconds", "listed")}
+    return _SAMPLE.validate_python({**known, "metrics": data.get("metrics", ())})
+
+
+def join_samples(samples: Iterable[Sample]) -> Sample:
+    """Return the last samples of several vendors' GPUs as one, without what is of each by itself."""
+    each = tuple(samples)
+    return Sample(
+        tuple(gpu for sample in each for gpu in sample.gpus),
+        {name: text for sample in each for name, text in sample.labels.items()},
+        metrics=tuple(dict.fromkeys(metric for sample in each for metric in sample.metrics)),
+    )

@@ -1,4 +1,7 @@
-"""The parent's side of the process that asks NVML: starts it, waits for samples, and replaces it when it hangs."""
+"""The parent's side of the process that asks NVML, or samples another vendor's GPUs.
+
+It starts that process, waits for samples, and replaces it when it hangs.
+"""
 
 import json
 import sys
@@ -18,7 +21,7 @@ from ocigpu.system.service import Backoff
 DEADLINE = 20.0
 """Seconds that a sample may be late: waking up an idle GPU takes one or two."""
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
-STUCK = "the process that asks NVML was killed and does not end: it is stuck in the driver"
+STUCK = "the process that asks {} was killed and does not end: it is stuck in the driver"
 MAX_LINE = 16 << 20
 
 
@@ -36,11 +39,16 @@ class Orders(NamedTuple):
 class Sampler:
     """At most one process at a time, also when one that was killed does not end: it may hold the driver's locks.
 
-    ``deadline``: seconds that a sample may be late, which may be changed; ``retry``: when the next process is started.
+    ``deadline``: seconds that a sample may be late, which may be changed; ``retry``: when the next process is started;
+    ``vendor``: whose GPUs are sampled.
     """
 
-    def __init__(self, settings: Settings, deadline: float = DEADLINE, retry: Backoff | None = None) -> None:
+    def __init__(
+        self, settings: Settings, deadline: float = DEADLINE, retry: Backoff | None = None, vendor: str = FIRST
+    ) -> None:
         self._settings = settings
+        self._vendor = vendor
+        self._asked = "NVML" if vendor == FIRST else f"the driver of {vendor}"
         self.deadline = deadline
         self._orders: Orders | None = None
         self._stream = ModuleProcess(alone=True)
@@ -64,7 +72,7 @@ class Sampler:
         now = time.monotonic()
         lines, ended = self._stream.wait(seconds)
         if not (lines or ended) and now - self._heard > self._orders.interval + self.deadline:
-            return [self._replace(f"NVML did not answer within {self._orders.interval + self.deadline:g} s")]
+            return [self._replace(f"{self._asked} did not answer within {self._orders.interval + self.deadline:g} s")]
         samples = [self._parse(line) for line in lines]
         if lines:
             self._heard = time.monotonic()
@@ -72,9 +80,11 @@ class Sampler:
             self._retry.reset()
         if ended:
             status = self._stream.close()
-            samples.append(self._replace(f"the process that asks NVML ended (status {status})"))
+            samples.append(self._replace(f"the process that asks {self._asked} ended (status {status})"))
         elif len(self._stream.unfinished) > MAX_LINE:
-            samples.append(self._replace(f"the process that asks NVML wrote a line of more than {MAX_LINE} bytes"))
+            samples.append(
+                self._replace(f"the process that asks {self._asked} wrote a line of more than {MAX_LINE} bytes")
+            )
         return samples
 
     def kill(self) -> None:
@@ -98,10 +108,12 @@ class Sampler:
         if self._orders is None or time.monotonic() < self._retry.due:
             return ""
         if stuck:  # told again and again, so that old values are dropped in the end
-            return self._replace(STUCK).error
-        words = load_vendor(FIRST).sample(self._settings)
+            return self._replace(STUCK.format(self._asked)).error
+        sample = load_vendor(self._vendor).sample
+        words = sample(self._settings) if sample else ()
         if not words:
-            return self._replace(f"there is no NVML library below {find_roots(self._settings).driver or '/'}").error
+            what = "NVML library" if self._vendor == FIRST else f"driver of {self._vendor}"
+            return self._replace(f"there is no {what} below {find_roots(self._settings).driver or '/'}").error
         try:
             self._stream.start(*words)
         except OSError as error:
@@ -117,4 +129,4 @@ class Sampler:
         try:
             return parse_sample(json.loads(line))
         except UNUSABLE:
-            return Sample(error="NVML gave no usable answer")
+            return Sample(error=f"{self._asked} gave no usable answer")

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from ocigpu import __version__
 from ocigpu.core.errors import HostError, SettingsError, as_own_error
 from ocigpu.core.settings import Settings
+from ocigpu.core.vendors import FIRST
 from ocigpu.exporter.collectors import Collector, read_collectors
 from ocigpu.exporter.exposition import Picture, render
 from ocigpu.exporter.options import ExporterOptions, parse_address
 from ocigpu.exporter.owners import Owners, VfioDevice, find_owners, find_vfio_owners, read_jobs
-from ocigpu.exporter.sample import GpuSample, Sample
+from ocigpu.exporter.sample import GpuSample, Sample, join_samples
 from ocigpu.exporter.sampler import DEADLINE, Orders, Sampler
 from ocigpu.exporter.shares import find_split, read_pod_uids
 from ocigpu.gpus.tree import find_roots, normal_bus_id
+from ocigpu.gpus.vendors import find_vendors, load_vendor
 from ocigpu.gpus.vfio.facts import read_vfio_facts
 from ocigpu.system.exposition import render_number
 from ocigpu.system.pages import Page, WebServer, make_page
@@ -42,16 +44,72 @@ GONE = "NVML does not know it any more"
 
 
 class Standing(NamedTuple):
-    """How the exporter itself does.  Times are of the monotonic clock; ``pods_seconds``: -1 while nobody was asked."""
+    """How the exporter itself does; ``defects``: how often its work began anew, ``defect``: why, until a sample came.
 
-    sampled: float = 0.0
-    seconds: float = 0.0
-    done: int = 0
-    failed: int = 0
-    problem: str = "no sample yet"
+    ``pods_seconds``: -1 while nobody was asked.
+    """
+
+    defects: int = 0
+    defect: str = ""
     pods_problem: str = ""
     pods_seconds: float = -1.0
     collectors_problem: str = ""
+
+
+class VendorSamples:
+    """The GPUs of a vendor: what samples them, and what came of it.  Times are of the monotonic clock."""
+
+    def __init__(self, vendor: str, settings: Settings, deadline: float, log: ServiceLog) -> None:
+        self.sampler = Sampler(settings, deadline, vendor=vendor)
+        self.latest = Sample()
+        self.sampled = self.seconds = 0.0
+        self.done = self.failed = 0
+        self.problem = "no sample yet"
+        self._log = log
+        self._topic, self._whose = ("nvml", "NVML") if vendor == FIRST else (vendor, f"the driver of {vendor}")
+        self._prefix = "" if vendor == FIRST else f"{vendor} "
+        self._known: dict[int, GpuSample] = {}
+        self._seen: dict[str, GpuSample] = {}
+
+    def take(self, sample: Sample, now: float, limit: float) -> bool:
+        """Take in a sample; one that failed leaves the values of before for ``limit`` seconds.
+
+        Returns whether there are other values now.
+        """
+        if sample.error:
+            self._log.once(self._topic, "error", f"no metrics of {self._prefix}GPUs: {sample.error}")
+            self.failed, self.problem = self.failed + 1, sample.error
+            if self.done and now - self.sampled <= limit:
+                return False
+            self.latest = Sample()
+            return True
+        if self.problem and self.done:
+            self._log.once(self._topic, "info", f"{self._whose} answers again")
+        self._log.forget(self._topic)
+        gpus = tuple(map(self._remember, sample.gpus))
+        self.latest = sample._replace(gpus=(*gpus, *self._find_gone(gpus, sample.listed)))
+        self.sampled, self.seconds, self.done, self.problem = now, sample.seconds, self.done + 1, ""
+        return True
+
+    def _remember(self, gpu: GpuSample) -> GpuSample:
+        """Return the GPU with the names that it had: a lost one does not tell them."""
+        title = f"{self._prefix}GPU {gpu.number}"
+        if not gpu.error:
+            if self._log.forget(title):
+                self._log("info", f"{title} answers again", gpu=gpu.number)
+            self._known[gpu.number] = self._seen[normal_bus_id(gpu.bus_id)] = gpu
+            return gpu
+        self._log.once(title, "error", f"{title}: {gpu.error}")
+        known = self._known.get(gpu.number, gpu)
+        return gpu._replace(uuid=gpu.uuid or known.uuid, bus_id=gpu.bus_id or known.bus_id, name=gpu.name or known.name)
+
+    def _find_gone(self, gpus: Iterable[GpuSample], listed: Iterable[str]) -> list[GpuSample]:
+        """Return the GPUs that NVML no longer has although the kernel's driver does: they fell off the bus.
+
+        Those that neither has were taken away, for instance for a virtual machine.
+        """
+        left = set(map(normal_bus_id, listed)) - {normal_bus_id(gpu.bus_id) for gpu in gpus}
+        return [self._remember(GpuSample(*gpu[:4], error=GONE)) for name, gpu in self._seen.items() if name in left]
 
 
 class ExporterService:
@@ -72,12 +130,13 @@ class ExporterService:
         self.standing = Standing()
         self.reloading = False
         self._reload = threading.Event()
-        self._known: dict[int, GpuSample] = {}
-        self._seen: dict[str, GpuSample] = {}
-        self.sampler = Sampler(settings, deadline)
+        self._deadline = deadline
+        self.sources: dict[str, VendorSamples] = {}
+        """By the names of vendors."""
         self._file = FollowedFile(options.collectors)
         self.collectors = self._read_collectors()
         host, port = parse_address(options.address)
+        self._find_sources()
         self.web = WebServer(host, port, lambda: self.page, self.own_metrics, lambda: self.reloading)
 
     def run(self) -> None:
@@ -91,7 +150,8 @@ class ExporterService:
                 if signals.take_again():
                     self._reload.set()
         self.log("info", "ending")
-        self.sampler.kill()
+        for source in list(self.sources.values()):
+            source.sampler.kill()
 
     # collecting
 
@@ -103,32 +163,52 @@ class ExporterService:
             except Exception as error:  # noqa: BLE001 - a defect of ours is logged, and the work starts again
                 problem = as_own_error(error).message
                 self.log.once("defect", "error", problem)
-                self.standing = self.standing._replace(failed=self.standing.failed + 1, problem=problem)
+                self.standing = self.standing._replace(defects=self.standing.defects + 1, defect=problem)
                 time.sleep(PAUSE)
 
     def _collect_on(self) -> None:
         self._order()
         while True:
+            self._find_sources()
             if self._file.has_changed() | self._reload.is_set():
                 self._reload.clear()
                 self._read_again()
-            samples = self.sampler.wait(LOOK)
-            good = [sample for sample in samples if not sample.error]
-            for sample in samples:
-                if sample.error or sample is good[-1]:  # those that came while the kubelet was waited for are old
-                    self._take(sample)
+            for source in self.sources.values():
+                samples = source.sampler.wait(LOOK / len(self.sources))
+                good = [sample for sample in samples if not sample.error]
+                for sample in samples:
+                    if sample.error or sample is good[-1]:  # those that came while the kubelet was waited for are old
+                        self._take(source, sample)
+
+    def _find_sources(self) -> None:
+        """Sample the GPUs of the vendors whose driver the host has now, or else of NVIDIA, once there is one.
+
+        A vendor whose driver is gone fails from then on.
+        """
+        here = [name for name in find_vendors(self.settings) if load_vendor(name).sample] or [FIRST]
+        for name in here:
+            if name not in self.sources:
+                source = VendorSamples(name, self.settings, self._deadline, self.log)
+                source.sampler.order(self._orders())
+                self.sources = {**self.sources, name: source}
+        for name in self.sources.keys() - here:
+            if not self.sources[name].done:
+                self.sources[name].sampler.close()
+                self.sources = {kept: source for kept, source in self.sources.items() if kept != name}
 
     def _order(self) -> None:
+        for source in self.sources.values():
+            source.sampler.order(self._orders())
+
+    def _orders(self) -> Orders:
         options = self.options
-        self.sampler.order(
-            Orders(
-                tuple(collector.metric for collector in self.collectors),
-                options.collect_interval,
-                options.xid_count_window_size,
-                options.clock_events_count_window_size,
-                processes=options.kubernetes_virtual_gpus,
-                poll=options.gpu_bind_unbind_poll_interval if options.enable_gpu_bind_unbind_watch else 0.0,
-            )
+        return Orders(
+            tuple(collector.metric for collector in self.collectors),
+            options.collect_interval,
+            options.xid_count_window_size,
+            options.clock_events_count_window_size,
+            processes=options.kubernetes_virtual_gpus,
+            poll=options.gpu_bind_unbind_poll_interval if options.enable_gpu_bind_unbind_watch else 0.0,
         )
 
     def _read_collectors(self) -> tuple[Collector, ...]:
@@ -153,47 +233,18 @@ class ExporterService:
         finally:
             self.reloading = False
 
-    def _take(self, sample: Sample) -> None:
+    def _take(self, source: VendorSamples, sample: Sample) -> None:
         """Make the page of a sample; one that failed leaves the page of before, for a while."""
-        now = time.monotonic()
-        standing = self.standing
-        if sample.error:
-            self.log.once("nvml", "error", f"no metrics of GPUs: {sample.error}")
-            self.standing = standing._replace(failed=standing.failed + 1, problem=sample.error)
-            limit = max(STALE_SECONDS, STALE_INTERVALS * self.options.collect_interval)
-            if not standing.done or now - standing.sampled > limit:
-                self._publish(Sample())
-            return
-        if standing.problem and standing.done:
-            self.log.once("nvml", "info", "NVML answers again")
-        self.log.forget("nvml")
-        gpus = tuple(map(self._remember, sample.gpus))
-        sample = sample._replace(gpus=(*gpus, *self._find_gone(gpus, sample.listed)))
-        if self.options.debug:
-            self.log("debug", f"sample of {len(sample.gpus)} GPUs in {sample.seconds} s", seconds=sample.seconds)
-        self._publish(sample)
-        self.standing = self.standing._replace(sampled=now, seconds=sample.seconds, done=standing.done + 1, problem="")
+        limit = max(STALE_SECONDS, STALE_INTERVALS * self.options.collect_interval)
+        if source.take(sample, time.monotonic(), limit):
+            if self.options.debug and not sample.error:
+                self.log("debug", f"sample of {len(sample.gpus)} GPUs in {sample.seconds} s", seconds=sample.seconds)
+            self._publish()
+        if not sample.error:
+            self.standing = self.standing._replace(defect="")
 
-    def _remember(self, gpu: GpuSample) -> GpuSample:
-        """Return the GPU with the names that it had: a lost one does not tell them."""
-        if not gpu.error:
-            if self.log.forget(f"gpu{gpu.number}"):
-                self.log("info", f"GPU {gpu.number} answers again", gpu=gpu.number)
-            self._known[gpu.number] = self._seen[normal_bus_id(gpu.bus_id)] = gpu
-            return gpu
-        self.log.once(f"gpu{gpu.number}", "error", f"GPU {gpu.number}: {gpu.error}")
-        known = self._known.get(gpu.number, gpu)
-        return gpu._replace(uuid=gpu.uuid or known.uuid, bus_id=gpu.bus_id or known.bus_id, name=gpu.name or known.name)
-
-    def _find_gone(self, gpus: Iterable[GpuSample], listed: Iterable[str]) -> list[GpuSample]:
-        """Return the GPUs that NVML no longer has although the kernel's driver does: they fell off the bus.
-
-        Those that neither has were taken away, for instance for a virtual machine.
-        """
-        left = set(map(normal_bus_id, listed)) - {normal_bus_id(gpu.bus_id) for gpu in gpus}
-        return [self._remember(GpuSample(*gpu[:4], error=GONE)) for name, gpu in self._seen.items() if name in left]
-
-    def _publish(self, sample: Sample) -> None:
+    def _publish(self) -> None:
+        sample = join_samples(source.latest for source in self.sources.values())
         owners, vfio, split = Owners(), list[VfioDevice](), {}
         if self.options.kubernetes:
             listing = self._list_containers()
@@ -235,22 +286,26 @@ class ExporterService:
 
     def own_metrics(self) -> bytes:
         """Return what the exporter says of itself, now."""
-        now = self.standing
-        age = round(time.monotonic() - now.sampled, 3)
+        now, sources = self.standing, list(self.sources.values())
+        done = [source for source in sources if source.done]
+        age = round(time.monotonic() - min((source.sampled for source in done), default=0.0), 3)
         asked = now.pods_seconds >= 0
-        results = ((("result", "ok"),), now.done), ((("result", "failed"),), now.failed)
+        count = sum(source.failed for source in sources) + now.defects
+        results = ((("result", "ok"),), sum(source.done for source in sources)), ((("result", "failed"),), count)
 
         def gauge(name: str, text: str, value: float | None, *labels: tuple[str, str]) -> str:
             return "" if value is None else render_number(name, "gauge", text, (labels, value))
 
         lines = [
             gauge("ocigpu_exporter_info", "The exporter's version.", 1, ("version", __version__)),
-            gauge("ocigpu_exporter_up", "Whether NVML answered when it was asked last.", not now.problem),
-            render_number("ocigpu_exporter_samples_total", "counter", "How often NVML was asked.", *results),
+            gauge("ocigpu_exporter_up", "Whether NVML, or each vendor's driver, answered when it was asked last.",
+                  not (now.defect or any(source.problem for source in sources))),
+            render_number("ocigpu_exporter_samples_total", "counter", "How often drivers were asked.", *results),
             gauge("ocigpu_exporter_collectors_up", "Whether the list of metrics in force is the latest.",
                   not now.collectors_problem),
-            gauge("ocigpu_exporter_sample_age_seconds", "Age of the GPUs' values.", age if now.done else None),
-            gauge("ocigpu_exporter_sample_duration_seconds", "How long NVML took.", now.seconds if now.done else None),
+            gauge("ocigpu_exporter_sample_age_seconds", "Age of the GPUs' values.", age if done else None),
+            gauge("ocigpu_exporter_sample_duration_seconds", "How long the driver took, of several the slowest.",
+                  max((source.seconds for source in done), default=None)),
             gauge("ocigpu_exporter_pod_resources_up", "Whether the kubelet answered when it was asked last.",
                   not now.pods_problem if asked else None),
             gauge("ocigpu_exporter_pod_resources_duration_seconds", "How long the kubelet took.",

@@ -102,7 +102,8 @@ class Vendor(NamedTuple):
     ``find_silence``: why the driver gave no answer about GPUs that are there, "" if it did; ``watch_faults``: what
     prints their faults in a process of its own, a module and the arguments of its main, () where nothing does
     (:class:`~ocigpu.kubernetes.node.program.EventWatcher` reads it); ``sample``: the same for what prints samples for
-    the exporter; ``read_labels``: labels of the node, with their domains.
+    the exporter, None for a vendor whose GPUs have no metrics (:func:`~ocigpu.exporter.sample.parse_sample` reads
+    them); ``read_labels``: labels of the node, with their domains.
     """
 
     name: str
@@ -129,7 +130,7 @@ class Vendor(NamedTuple):
     read_node: "Callable[[Settings], NodeGpus] | None" = None
     find_silence: "Callable[[HostFacts], str]" = _no_words
     watch_faults: "Callable[[HostFacts], Sequence[str]]" = _nothing
-    sample: "Callable[[Settings], Sequence[str]]" = _nothing
+    sample: "Callable[[Settings], Sequence[str]] | None" = None
     read_labels: "Callable[[Settings], Iterable[tuple[str, str]]]" = _nothing
 
 

@@ -89,10 +89,10 @@ def test_no_second_process_is_started_beside_one_that_does_not_end(
     monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))  # stuck in the driver
     retry.first = retry.longest = 3600.0
     sampler.close()
-    assert [sample.error for sample in sampler.wait(0.1)] == [STUCK]
+    assert [sample.error for sample in sampler.wait(0.1)] == [STUCK.format("NVML")]
     assert sampler.wait(0.1) == [], "it is told at intervals"
     retry.due = 0.0
-    assert wait_for_sample(sampler).error == STUCK
+    assert wait_for_sample(sampler).error == STUCK.format("NVML")
     assert not children() - {child}
     monkeypatch.undo()
 

@@ -35,7 +35,7 @@ def take(service: ExporterService, sample: Sample) -> None:
         raise SystemExit
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(service.sampler, "wait", wait)
+        monkeypatch.setattr(service.sources["nvidia"].sampler, "wait", wait)
         with pytest.raises(SystemExit):
             service.collect()
 
@@ -46,7 +46,7 @@ def test_values_outlive_a_failure_but_not_for_ever(service: ExporterService) -> 
     assert TEMPERATURE in read_page(service.page.text.decode())
     own = read_page(service.own_metrics().decode())
     assert (value(own, "ocigpu_exporter_up"), value(own, "ocigpu_exporter_samples_total", result="failed")) == (0, 1)
-    service.standing = service.standing._replace(sampled=time.monotonic() - 301)
+    service.sources["nvidia"].sampled = time.monotonic() - 301
     take(service, Sample(error="it hangs"))
     assert read_page(service.page.text.decode()) == {}
     take(service, Sample((GPU,)))
@@ -67,13 +67,13 @@ def test_a_defect_is_told_and_the_work_begins_anew(
             return [Sample((GPU._replace(values={TEMPERATURE: 1}),)), Sample((GPU,))]
         raise SystemExit
 
-    monkeypatch.setattr(service.sampler, "wait", wait)
+    monkeypatch.setattr(service.sources["nvidia"].sampler, "wait", wait)
     monkeypatch.setattr("ocigpu.exporter.service.PAUSE", 0.0)
     with pytest.raises(SystemExit):
         service.collect()
     assert "RuntimeError: a defect" in capsys.readouterr().out
     assert value(read_page(service.page.text.decode()), TEMPERATURE) == 40, "the latest of two samples"
-    assert service.standing.done == 1
+    assert service.sources["nvidia"].done == 1
 
 
 @pytest.mark.parametrize(

@@ -22,5 +22,6 @@ VENDOR = Vendor(
     read_parts=late("amd.parts:read_parts"),
     offer_claimed=late("amd.offers:offer_claimed"),
     read_node=late("amd.on_node:read_node"),
+    sample=late("amd.on_node:sample"),
     simulate=late("amd.simulated:simulate"),
 )

@@ -1,4 +1,4 @@
-"""AMD's answers to the device plugin: see the Vendor record of :mod:`ocigpu.gpus.vendors`.
+"""AMD's answers to the device plugin and the exporter: see the Vendor record of :mod:`ocigpu.gpus.vendors`.
 
 How well two GPUs are connected is weighed as AMD's own plugin weighs it (github.com/ROCm/k8s-device-plugin,
 internal/pkg/allocator/device.go: calculatePairWeight), with the sign turned: links, same board, same NUMA node.
@@ -10,12 +10,13 @@ import itertools
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import Gpu, HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.amd.facts import AmdFacts, describe_host, read_driven
+from ocigpu.gpus.amd.facts import AmdFacts, describe_host, has_driver, read_driven
 from ocigpu.gpus.amd.usage import read_links
 from ocigpu.gpus.on_node import NodeGpus
 from ocigpu.gpus.tree import find_roots, read_text, sysfs_address
 
 XGMI, SAME_BOARD, SAME_NODE = 30, 10, 10
+SAMPLER = "ocigpu.gpus.amd.sampler"
 
 
 def read_node(settings: Settings) -> NodeGpus:
@@ -35,6 +36,14 @@ def read_node(settings: Settings) -> NodeGpus:
         score = XGMI * (linked or same_board) + SAME_BOARD * same_board + SAME_NODE * same_node
         scores[one.uuid, two.uuid] = scores[two.uuid, one.uuid] = score
     return NodeGpus(facts, numa={uuid: node for uuid, node in numa.items() if node >= 0}, scores=scores)
+
+
+def sample(settings: Settings) -> tuple[str, ...]:
+    """Return the module that samples the GPUs, with its arguments, () without amdgpu; it ends with its input."""
+    roots = find_roots(settings)
+    if not has_driver(settings):
+        return ()
+    return (SAMPLER, roots.driver, roots.dev, roots.proc, roots.sys, "yes" * roots.stand_in)
 
 
 def with_errors(driven: AmdFacts) -> HostFacts:

@@ -35,10 +35,13 @@ def simulate(count: int, device_id: int, first_card: int, kfd_major: int) -> Sim
             f"{directory}/available_compute_partition": "SPX, DPX, QPX, CPX\n",
             f"{directory}/current_memory_partition": "NPS1\n",
             f"{directory}/gpu_busy_percent": "0\n",
+            f"{directory}/mem_busy_percent": "0\n",
             f"{directory}/mem_info_vram_used": f"{256 << 20}\n",
             f"{directory}/mem_info_vram_total": f"{196_592 << 20}\n",
             f"{directory}/hwmon/hwmon{index}/power1_average": "140000000\n",
             f"{directory}/hwmon/hwmon{index}/temp1_input": "40000\n",
+            f"{directory}/hwmon/hwmon{index}/temp2_input": "45000\n",
+            f"{directory}/hwmon/hwmon{index}/temp3_input": "42000\n",
             f"{directory}/drm/card{card}/dev": f"{DRM_MAJOR}:{card}\n",
             f"{directory}/drm/renderD{RENDER + card}/dev": f"{DRM_MAJOR}:{RENDER + card}\n",
             f"sys/class/kfd/kfd/topology/nodes/{index + 1}/properties": _properties(

@@ -29,17 +29,18 @@ def read_usage(settings: Settings, facts: HostFacts) -> tuple[Usage, ...]:
         found.append(
             Usage(
                 gpu.uuid,
-                _number(f"{directory}/gpu_busy_percent"),
-                _number(f"{directory}/mem_info_vram_used", 1 << 20),
-                _number(f"{directory}/mem_info_vram_total", 1 << 20),
-                next((_number(f"{sensor}/power1_average", 10**6) for sensor in sensors), None),
-                next((_number(f"{sensor}/temp1_input", 1000) for sensor in sensors), None),
+                read_gauge(f"{directory}/gpu_busy_percent"),
+                read_gauge(f"{directory}/mem_info_vram_used", 1 << 20),
+                read_gauge(f"{directory}/mem_info_vram_total", 1 << 20),
+                next((read_gauge(f"{sensor}/power1_average", 10**6) for sensor in sensors), None),
+                next((read_gauge(f"{sensor}/temp1_input", 1000) for sensor in sensors), None),
             )
         )
     return tuple(found)
 
 
-def _number(path: str, unit: int = 1) -> int | None:
+def read_gauge(path: str, unit: int = 1) -> int | None:
+    """Return the number in a file of amdgpu in this unit; None for no such file, or one that cannot be read now."""
     try:
         text = (read_text(path, 64) or "").strip()
     except HostError:  # EPERM while the GPU sleeps
