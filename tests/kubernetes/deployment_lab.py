@@ -48,6 +48,12 @@ CASES: dict[str, dict[str, Any]] = {
     "no variables": {
         "devicePlugin": {"deviceListStrategy": "envvar,volume-mounts"}, "exporter": {"pods": False},
     },
+    "another vendor too": {
+        "amd": True,
+        "config": {"files": {"shared": SHARED}},
+        "nodeInstaller": {"enabled": True},
+        "migManager": {"enabled": True},
+    },
     "few rights": {"exporter": {"pods": False}, "runtimeClass": {"name": ""}, "priorityClassName": ""},
     "other places": {
         "host": {"driverRoot": "/run/nvidia/driver", "kubelet": "/var/lib/k0s/kubelet", "cdi": "/etc/cdi", "mps": "/m"},

@@ -284,6 +284,8 @@ HOST_ROOTS: list[tuple[dict[str, Any], bool]] = [
     ({"config": {"files": {"more": "imex: {channelIDs: [0]}\n"}}}, True),
     ({"config": {"existing": "mine"}}, True),
     ({"runtimeClass": {"name": ""}}, True),
+    ({"amd": True}, False),
+    ({"amd": True, "devicePlugin": {"deviceListStrategy": "volume-mounts"}}, True),
 ]
 
 
@@ -320,6 +322,26 @@ def test_nodes_are_found_by_the_labels_of_node_feature_discovery(name: str) -> N
     assert not any(
         admits(pod, {"feature.node.kubernetes.io/pci-0300_1a03.present": "true"}) for pod, _ in containers(objects({}))
     )
+
+
+@pytest.mark.parametrize("pci_class", ["1200", "0380", "0300"])
+def test_nodes_of_another_vendor_have_what_serves_its_gpus(pci_class: str) -> None:
+    """Plugin, exporter and installer; a node with a configuration of its own has the plugin of that alone."""
+    labels = {f"feature.node.kubernetes.io/pci-{pci_class}_1002.present": "true"}
+
+    def placed(more: dict[str, str]) -> list[tuple[str, str]]:
+        there = [(pod, each) for pod, each in containers(of_case("another vendor too")) if admits(pod, labels | more)]
+        configs = [next((word for word in each["args"] if "--config-file" in word), "") for _, each in there]
+        return sorted((each["name"], name.rpartition("/")[2]) for (_, each), name in zip(there, configs, strict=True))
+
+    others = [("exporter", ""), ("node-installer", "")]
+    assert placed({}) == [("device-plugin", "default"), *others]
+    assert placed({"nvidia.com/device-plugin.config": "shared"}) == [("device-plugin", "shared"), *others]
+    assert not any(admits(pod, labels) for pod, _ in containers(objects({})))
+    for _, container in containers(of_case("another vendor too")):
+        # the pod starts below ocigpu-runtime there, which refuses NVIDIA's variable alone
+        asks = "AMD_VISIBLE_DEVICES" in {each["name"] for each in container["env"]}
+        assert asks == (container["name"] in ("device-plugin", "exporter")), container["name"]
 
 
 @every_case

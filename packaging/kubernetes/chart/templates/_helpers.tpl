@@ -12,11 +12,11 @@
 {{- end -}}
 
 {{/* "yes" where the device plugin reads the driver's files and device nodes of the host itself: for specifications, for
-paths that it tells the kubelet, for IMEX channels, and where no runtime class brings them into its pod (then for
-virtual machines too).  Nobody knows what a configuration of another ConfigMap asks for. */}}
+paths that it tells the kubelet (of AMD GPUs also with volume-mounts), for IMEX channels, and where no runtime class
+brings them into its pod (then for virtual machines too).  Nobody knows what a configuration of another ConfigMap asks for. */}}
 {{- define "ocigpu.hostRoot" -}}
 {{- $asked := printf "%s%s" (toYaml .Values.config.files) (toYaml .Values.devicePlugin.args) -}}
-{{- if or (contains "cdi" .Values.devicePlugin.deviceListStrategy) (contains "passDeviceSpecs" $asked) (contains "pass-device-specs" $asked) (contains "imex" $asked) (contains "vfio" $asked) (contains "cdi" $asked) (not .Values.runtimeClass.name) .Values.config.existing -}}
+{{- if or (contains "cdi" .Values.devicePlugin.deviceListStrategy) (contains "passDeviceSpecs" $asked) (contains "pass-device-specs" $asked) (contains "imex" $asked) (contains "vfio" $asked) (contains "cdi" $asked) (not .Values.runtimeClass.name) .Values.config.existing (and .Values.amd (contains "volume-mounts" .Values.devicePlugin.deviceListStrategy)) -}}
 yes
 {{- end -}}
 {{- end -}}
@@ -48,7 +48,16 @@ ocigpu/config: {{ .config }}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
-      {{- range $term := .root.Values.nodeSelectorTerms }}
+      {{- $terms := .root.Values.nodeSelectorTerms }}
+      {{- if include "ocigpu.amd" . }}
+      {{- /* PCI classes of AMD's accelerators and displays, as node feature discovery writes them by default. */}}
+      {{- range $class := list "1200" "0380" "0300" }}
+      {{- $key := printf "feature.node.kubernetes.io/pci-%s_1002.present" $class }}
+      {{- $term := dict "key" $key "operator" "In" "values" (list "true") }}
+      {{- $terms = append $terms (dict "matchExpressions" (list $term)) }}
+      {{- end }}
+      {{- end }}
+      {{- range $term := $terms }}
       - matchExpressions:
           {{- toYaml $term.matchExpressions | nindent 10 }}
           {{- if and $here.config (ne $here.config "default") }}
@@ -70,13 +79,15 @@ nodeAffinity:
           - {key: nvidia.com/gpu.deploy.{{ include "ocigpu.client" $here }}, operator: NotIn, values: [paused-for-mig-change]}
           {{- end }}
       {{- end }}
-      {{- if and .root.Values.dra.amd (eq .component "dra-driver") }}
-      # PCI classes of AMD's accelerators and displays, as node feature discovery writes them by default.
-      {{- range $class := list "1200" "0380" "0300" }}
-      - matchExpressions:
-          - {key: feature.node.kubernetes.io/pci-{{ $class }}_1002.present, operator: In, values: ["true"]}
-      {{- end }}
-      {{- end }}
+{{- end -}}
+
+{{/* "yes" where a program also runs on the nodes with AMD GPUs. */}}
+{{- define "ocigpu.amd" -}}
+{{- if eq .component "dra-driver" -}}
+{{ ternary "yes" "" .root.Values.dra.amd }}
+{{- else if has .component (list "device-plugin" "exporter" "node-installer") -}}
+{{ ternary "yes" "" .root.Values.amd }}
+{{- end -}}
 {{- end -}}
 
 {{/* By which label the MIG manager pauses a program: that of NVIDIA's program of the kind; empty for others. */}}
@@ -135,7 +146,7 @@ tolerations:
       fieldPath: spec.nodeName
 - name: NVIDIA_VISIBLE_DEVICES
   value: all
-{{- if and .root.Values.dra.amd (eq .component "dra-driver") }}
+{{- if include "ocigpu.amd" . }}
 - name: AMD_VISIBLE_DEVICES
   value: all
 {{- end }}
