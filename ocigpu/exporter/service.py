@@ -185,7 +185,11 @@ class ExporterService:
 
         A vendor whose driver is gone fails from then on.
         """
-        here = [name for name in find_vendors(self.settings) if load_vendor(name).sample] or [FIRST]
+        try:
+            here = [name for name in find_vendors(self.settings) if load_vendor(name).sample]
+        except HostError:  # a file of the kernel that cannot be read now
+            here = list(self.sources)
+        here = here or [FIRST]
         for name in here:
             if name not in self.sources:
                 source = VendorSamples(name, self.settings, self._deadline, self.log)

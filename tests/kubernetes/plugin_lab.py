@@ -1,11 +1,18 @@
 """The device plugin and a kubelet as processes: both have threads of gRPC, and the test process forks."""
 
+import os
+import stat
 import subprocess
 import sys
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Any
 
 from support.programs import AskedProgram, LoggedProgram
+
+from ocigpu.bundle.inject import inject
+from ocigpu.cdi.registry import read_registry
+from ocigpu.core.settings import Settings
 
 GPU = "nvidia.com/gpu"
 MIG_3G, MIG_1G = "nvidia.com/mig-3g.20gb", "nvidia.com/mig-1g.5gb"
@@ -91,3 +98,32 @@ def plugin(settings: Path, directory: Path, *words: str, **variables: str) -> Ab
 
 def kubelet(directory: Path) -> AbstractContextManager[Kubelet]:
     return closing(Kubelet(directory))
+
+
+MODES = {
+    "envvar": "",
+    "volume-mounts": "accept-nvidia-visible-devices-as-volume-mounts = true\n",
+    "cdi-annotations": 'mode = "cdi"\n',
+    "cdi-cri": "",
+}
+"""What the node's settings say for each strategy."""
+
+
+def apply_response(config: dict[str, Any], response: dict[str, Any], specs: Path) -> None:
+    """Change a configuration as an engine does with what the kubelet tells it about a container."""
+    config["process"]["env"] += [f"{name}={value}" for name, value in response["envs"].items()]
+    for mount in response["mounts"]:
+        options = ["rbind", "rprivate", "ro" if mount["read_only"] else "rw"]
+        entry = {"destination": mount["container_path"], "type": "bind", "source": mount["host_path"]}
+        config["mounts"].append({**entry, "options": options})
+    for device in response["devices"]:
+        status = os.stat(device["host_path"])
+        assert stat.S_ISCHR(status.st_mode)
+        number = {"type": "c", "major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev)}
+        mode = {"fileMode": stat.S_IMODE(status.st_mode), "uid": 0, "gid": 0}
+        config["linux"].setdefault("devices", []).append({"path": device["container_path"], **number, **mode})
+        config["linux"]["resources"]["devices"].append({"allow": True, **number, "access": device["permissions"]})
+    config.setdefault("annotations", {}).update(response["annotations"])
+    if response["cdi_devices"]:
+        registry = read_registry(Settings(cdi_spec_dirs=(str(specs),)))
+        inject(config, registry.resolve(response["cdi_devices"]).edits)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from exporter_lab import read_page, value
 
+from ocigpu.core.errors import HostError
 from ocigpu.core.settings import Settings
 from ocigpu.exporter.options import ExporterOptions
 from ocigpu.exporter.sample import GpuSample, Sample
@@ -87,3 +88,27 @@ def test_a_gpu_that_nvml_does_not_know_is_lost_unless_the_driver_gave_it_up(
     take(service, Sample((other._replace(number=0),), listed=("0000:02:00.0", *listed)))
     page = read_page(service.page.text.decode())
     assert sorted((labels["UUID"], number) for labels, number in page["ocigpu_exporter_gpu_up"]) == expected
+
+
+def test_the_vendors_that_are_sampled_are_those_whose_driver_is_here(
+    service: ExporterService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's GPUs are waited for where there are no others; one that has been sampled stays, and fails."""
+
+    def look(*names: str) -> list[str]:
+        monkeypatch.setattr("ocigpu.exporter.service.find_vendors", lambda _: names)
+        service._find_sources()
+        return list(service.sources)
+
+    assert look() == ["nvidia"]
+    assert look("amd") == ["amd"], "nothing came of NVIDIA's"
+    assert look("nvidia", "amd") == ["amd", "nvidia"]
+    service.sources["nvidia"].take(Sample((GPU,)), 0.0, 0.0)
+    assert look("amd") == ["amd", "nvidia"]
+
+    def fail(_: Settings) -> tuple[str, ...]:
+        raise HostError("OCIGPU-HOST-3", "no")
+
+    monkeypatch.setattr("ocigpu.exporter.service.find_vendors", fail)
+    service._find_sources()
+    assert list(service.sources) == ["amd", "nvidia"]

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import pytest
 from amd_lab import AmdHost
 from kubernetes_lab import configured
-from plugin_lab import GPU, Kubelet, Plugin, kubelet, plugin
+from plugin_lab import GPU, MODES, Kubelet, Plugin, apply_response, kubelet, plugin
 from support import requirements
 from support.product import RUNTIME
 from support.runtimes import container_id, run_container, script
-from test_plugin_containers import MODES, apply_response
 
 from ocigpu.core.errors import HostError
 from ocigpu.gpus.vendors import load_vendor

@@ -3,51 +3,18 @@
 What the response says is put into a bundle as CRI engines do (containerd: pkg/cri/opts, internal/cri/server).
 """
 
-import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_lab import GPU, MIG_1G, MIG_3G, Kubelet, kubelet, plugin
+from plugin_lab import GPU, MIG_1G, MIG_3G, MODES, Kubelet, apply_response, kubelet, plugin
 from support import requirements
 from support.product import CONTROL_NODES, RUNTIME, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import container_id, run_container, script
 
-from ocigpu.bundle.inject import inject
-from ocigpu.cdi.registry import read_registry
-from ocigpu.core.settings import Settings
-
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 LOOK = script(["nvidia-smi", "-L"], ["ls", "/dev"])
-MODES = {
-    "envvar": "",
-    "volume-mounts": "accept-nvidia-visible-devices-as-volume-mounts = true\n",
-    "cdi-annotations": 'mode = "cdi"\n',
-    "cdi-cri": "",
-}
-"""What the node's settings say for each strategy."""
-
-
-def apply_response(config: dict[str, Any], response: dict[str, Any], specs: Path) -> None:
-    """Change a configuration as an engine does with what the kubelet tells it about a container."""
-    config["process"]["env"] += [f"{name}={value}" for name, value in response["envs"].items()]
-    for mount in response["mounts"]:
-        options = ["rbind", "rprivate", "ro" if mount["read_only"] else "rw"]
-        entry = {"destination": mount["container_path"], "type": "bind", "source": mount["host_path"]}
-        config["mounts"].append({**entry, "options": options})
-    for device in response["devices"]:
-        status = os.stat(device["host_path"])
-        assert stat.S_ISCHR(status.st_mode)
-        number = {"type": "c", "major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev)}
-        mode = {"fileMode": stat.S_IMODE(status.st_mode), "uid": 0, "gid": 0}
-        config["linux"].setdefault("devices", []).append({"path": device["container_path"], **number, **mode})
-        config["linux"]["resources"]["devices"].append({"allow": True, **number, "access": device["permissions"]})
-    config.setdefault("annotations", {}).update(response["annotations"])
-    if response["cdi_devices"]:
-        registry = read_registry(Settings(cdi_spec_dirs=(str(specs),)))
-        inject(config, registry.resolve(response["cdi_devices"]).edits)
 
 
 @pytest.fixture
