@@ -1,4 +1,4 @@
-"""``ocigpu-hook prestart``: gives a container that is being created its GPUs; and the hooks of CDI specifications.
+"""``ocigpu-hook prestart``: provides a container's GPUs while it is created; also the hooks of CDI specifications.
 
 An OCI runtime starts it in the host's namespaces with the container's state on standard input, after the container's
 namespaces and mounts are made and before its root is pivoted (runtime-spec, prestart and createRuntime hooks).
@@ -67,15 +67,15 @@ def main(argv: list[str]) -> int:
 
 
 def show_notes(notes: tuple[str, ...], log: Log) -> None:
-    """Show what is worth knowing of a work done, on standard error and in the log."""
+    """Print notes about completed work to standard error and the log."""
     for note in notes:
         log.write("warning", note)
         say(f"{PROGRAM}: note: {note}")
 
 
 def show_failure(error: BaseException, log: Log) -> int:
-    """Show what ended the work, on standard error and in the log; returns the exit status."""
-    if isinstance(error, KeyboardInterrupt):  # Ctrl-C reaches everything a runtime in the foreground has started
+    """Print the error to standard error and the log; returns the exit status."""
+    if isinstance(error, KeyboardInterrupt):  # Ctrl-C reaches all processes of a runtime in the foreground
         say(f"{PROGRAM}: interrupted: everything begun was undone")
         return 130
     if not isinstance(error, Exception):
@@ -135,21 +135,21 @@ def _is_cdi_call(program: str, words: list[str]) -> bool:
     if os.path.basename(program) in VENDOR_CDI_PROGRAMS:
         return True
     if words and words[0] in STAGES:
-        return False  # the usual case, which does without the modules for CDI
+        return False  # the usual case, which does not load the modules for CDI
     from ocigpu.entry.cdi_hook import is_cdi_call
 
     return is_cdi_call(words)
 
 
 def _summary(notes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the notes as one, so that a healthy run with oddities is one line in an engine's log."""
+    """Return all notes as one, so that a successful run is one line in an engine's log."""
     return ((f"{len(notes)} warnings: " if len(notes) > 1 else "") + "; ".join(notes),) if notes else ()
 
 
 class Ready(NamedTuple):
-    """What was prepared for a container before its hook was called: the plan, what it was made of, a worker for it.
+    """What was prepared for a container before its hook was called: the plan, its inputs and a worker.
 
-    ``document``: its configuration, as long as :func:`ocigpu.system.files.file_state` of the file is ``written``.
+    ``document``: its configuration, valid while :func:`ocigpu.system.files.file_state` of the file equals ``written``.
     """
 
     request: "Request"
@@ -164,7 +164,7 @@ class Ready(NamedTuple):
 def find_plan(
     request: "Request", settings: Settings, rootfs: str, facts: "HostFacts | None" = None
 ) -> "tuple[HostFacts, ImageFacts, Plan]":
-    """Return the host's facts, read unless they are given, those of the image below ``rootfs``, and the plan of both.
+    """Return the host's facts (read unless given), the facts of the image below ``rootfs``, and the plan for both.
 
     Raises OcigpuError for a request that cannot be granted.
     """
@@ -189,13 +189,12 @@ def run_prestart(
     ready: Ready | None = None,
     caller: "Caller | None" = None,
 ) -> tuple[str, ...]:
-    """Give the container of this OCI state its GPUs; returns notes for the log, nothing when it asks for none.
+    """Provide the GPUs of this OCI state's container; returns notes for the log, nothing if it requests none.
 
-    ``spec``: path of the container's configuration ("": config.json of the bundle).  ``bundle``: the bundle as the shim
-    knows it; it counts where the state says "/": crun tells its working directory (do_hooks), which it has left where
-    it binds devices of the host for a user namespace.  ``ready``: used if the container asks for the same and its image
-    is the same.  ``caller``: the hook's process, if it is another than this one.
-    Raises OcigpuError after everything begun was undone.
+    ``spec``: path of the container's configuration ("": config.json of the bundle).  ``bundle``: the bundle that the
+    shim was given.  It is used if the state says "/": crun reports its working directory (do_hooks), which it leaves
+    when it binds devices of the host for a user namespace.  ``ready``: used if request and image are still the same.
+    ``caller``: the hook's process, if it is not this one.  Raises OcigpuError after all changes were undone.
     """
     from ocigpu.gpus.request import check_without_cdi
     from ocigpu.gpus.vendors import parse_request

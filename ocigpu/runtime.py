@@ -1,7 +1,7 @@
 """``ocigpu-runtime``: an OCI runtime in front of runc.
 
-On ``create`` and ``run`` it edits the bundle's config.json when the container asks for GPUs; then, and for everything
-else at once, it becomes the low-level runtime (exec: same process, same descriptors, same exit status).
+On ``create`` and ``run`` it edits the bundle's config.json if the container requests GPUs.  Then it becomes the
+low-level runtime (exec: same process, same descriptors, same exit status); for every other command it does so at once.
 """
 
 import os
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
             runtime = find_runtime(settings, argv[0])
         from ocigpu.entry.pass_through import remember
 
-        remember(runtime, settings, begin_ns)  # after every command: one that needs no Python came here all the same
+        remember(runtime, settings, begin_ns)  # after every command, for the next start
         if creates:
             task = edit_bundle(arguments, settings, argv[0], log)
             if task:
@@ -83,23 +83,23 @@ def main(argv: list[str]) -> int:
 
 
 def print_version(stub: str) -> None:
-    """Print what stands before the low-level runtime's own version; the stub does the same where it needs no Python."""
+    """Print the lines before the low-level runtime's own version; the stub prints the same if it needs no Python."""
     from ocigpu import RUNTIME_SPEC, version_line
 
     try:
         os.write(1, f"{version_line(stub, PROGRAM)}\nspec: {RUNTIME_SPEC}\n\n".encode())
-    except OSError:  # nobody reads it: the low-level runtime says what that means
+    except OSError:  # standard output is closed: the low-level runtime reports that
         return
 
 
 def _begin_trace(path: str, argv: list[str], began: int) -> str:
     """Begin a trace of this start; returns a note if that fails.
 
-    ``began``: when this process did (monotonic ns); what it has done since is the first step.
+    ``began``: when this process started (monotonic ns); its work since then is the first step.
     """
     try:
         directory = os.getcwd()
-    except OSError:  # it has been removed, which matters to no container with an absolute bundle
+    except OSError:  # the working directory was removed; a container with an absolute bundle does not need it
         directory = ""
     problem = begin_trace(os.path.join(directory, path), "shim", find_container_id(argv[1:]))
     if trace := get_trace():
@@ -117,11 +117,10 @@ def _log(arguments: Arguments, settings: Settings) -> Log:
 
 
 def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -> "Task | None":
-    """Edit the config.json of the bundle if its container asks for GPUs; otherwise touch nothing, not even the host.
+    """Edit the bundle's config.json if its container requests GPUs; else change nothing and read nothing of the host.
 
-    What an earlier edit has noted in its annotation is taken back in any case.
-    Returns what can be prepared for the hook, if there is one.
-    Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
+    An earlier edit is undone in any case, as its annotation records it.  Returns what can be prepared for the hook, if
+    there is one.  Raises OcigpuError, with the file unchanged, for a request that cannot be granted.
     """
     from ocigpu.bundle.document import check_can_have_gpus, read_config, write_config
     from ocigpu.bundle.edit import take_back
@@ -138,7 +137,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
         log.write("warning", note)
     annotations = get_object(document.config, "annotations")
     if request.selection == "nothing" and CDI_DEVICES in annotations:
-        return None  # specifications overwrite the variable that asked
+        return None  # specifications overwrite the variable of the request
     edited_before = DECLARED in annotations
     if edited_before:
         take_back(document.config)
@@ -157,7 +156,7 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
 
 
 def _declare(document: "Document", request: "Request", settings: Settings, bundle: str, log: Log) -> bool:
-    """Say all of the request in config.json and root directory, as mode spec; returns False if the hook must do it."""
+    """Declare the whole request in config.json and root directory, as mode spec; False if the hook must do it."""
     from ocigpu.bundle.hookless import declare_in_bundle
     from ocigpu.bundle.rootfs import NeedsHookError
 
@@ -165,7 +164,7 @@ def _declare(document: "Document", request: "Request", settings: Settings, bundl
         with step("declare", document.path, "mode spec"):
             declared = declare_in_bundle(document, request, settings, bundle, owns_device_policy())
     except NeedsHookError as reason:
-        log.write("info", f"{document.path}: the hook gives the container its GPUs, because {reason}")
+        log.write("info", f"{document.path}: the hook provides the container's GPUs, because {reason}")
         return False
     _write_notes(log, document.path, declared.notes, declared.granted)
     return True
@@ -190,7 +189,7 @@ def _add_hook(
     spec = os.path.abspath(document.path) if arguments.config != "config.json" else ""
     options += ["--spec", spec] if spec else []
     trace = get_trace()
-    if trace or settings.trace:  # one that cannot be written is not tried again
+    if trace or settings.trace:  # a trace that cannot be written is not opened again
         options += ["--trace", trace.path if trace else ""]
     owns_policy = owns_device_policy()
     early = choose_path() if owns_policy else ""
@@ -207,9 +206,9 @@ def _add_hook(
 
 
 def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> "dict[str, Any]":
-    """Return what the shim must know of a plan of hook mode: device rules, groups, and the names of what is granted.
+    """Return what the shim needs from a plan of hook mode: device rules, groups, and the names of the granted devices.
 
-    The facts that were read for it are put into ``read``.
+    The facts read for it are appended to ``read``.
     """
     from ocigpu.bundle.edit import rule_entries
     from ocigpu.gpus.vendors import make_plan, read_facts
@@ -222,7 +221,7 @@ def _answer(request: "Request", settings: Settings, read: "list[HostFacts]") -> 
 
 
 def _write_notes(log: Log, path: str, notes: "Sequence[str]", granted: "Sequence[str]") -> None:
-    """Log warnings (those of a plan in hook mode are the hook's), and what was granted."""
+    """Log warnings and the granted devices; in hook mode the hook logs the plan's warnings."""
     if notes:
         log.write("warning", f"{path}: " + "; ".join(notes))
     log.write("info", f"{path}: granted {', '.join(granted) or 'driver files only'}")
@@ -233,10 +232,9 @@ def inject_devices(
 ) -> None:
     """Edit a configuration, on disk too, so that the container gets its CDI devices.
 
-    What our own hooks of specifications would do is done now, where mode spec could; hooks that give GPUs otherwise are
-    taken out.
-    A specification of ours that the host has changed under is used all the same, with a warning in the log.
-    Raises CdiError OCIGPU-CDI-4 to -6; that the specification is stale is then part of the message.  Raises what
+    The work of our own hooks in specifications is done now, if mode spec could do it.  Other hooks that provide GPUs
+    are removed.  If the host has changed since we wrote a specification, it is used nevertheless, with a warning in the
+    log.  Raises CdiError OCIGPU-CDI-4 to -6; that the specification is stale is then part of the message.  Raises what
     :func:`ocigpu.cdi.conditions.check_conditions` does.
     """
     from ocigpu.bundle.document import write_config
@@ -326,9 +324,8 @@ def check_no_loop() -> None:
 def find_runtime(settings: Settings, stub: str) -> str:
     """Return the path of the first low-level runtime of the settings that exists and is not this program.
 
-    A name with a slash is taken as it is; another is searched in the absolute directories of PATH (the current one is
-    a bundle), then in the usual ones.
-    Raises OcigpuError OCIGPU-RT-1.
+    A name with a slash is used as it is.  Any other name is searched in the absolute directories of PATH (not in the
+    current one, which is a bundle), then in the usual ones.  Raises OcigpuError OCIGPU-RT-1.
     """
     own = _identity(stub)
     search = f"{os.environ.get('PATH', '')}:{SEARCH_PATH}".split(":")
@@ -362,8 +359,8 @@ def _is_shim(path: str) -> bool:
 def become(runtime: str, arguments: list[str]) -> None:
     """Replace this process by the low-level runtime.
 
-    CPython ignores SIGPIPE and SIGXFSZ, and exec would pass that on (signal(7)): both are reset first.  In the C
-    locale it also adds LC_CTYPE to the environment (PEP 538), which goes again.
+    CPython ignores SIGPIPE and SIGXFSZ, and exec would pass that on (signal(7)): both are reset first.  In the C locale
+    it also adds LC_CTYPE to the environment (PEP 538), which is removed again.
     """
     os.environ[LOOP_VARIABLE] = str(os.getpid())
     if "LC_CTYPE" in os.environ and not _was_started_with("LC_CTYPE"):

@@ -206,7 +206,7 @@ def test_a_place_where_everybody_can_write_is_refused(host: Path, what: str) -> 
         (host / "etc").mkdir()
         (host / "etc/daemon.json").symlink_to("/open/daemon.json")
     before = snapshot(host)
-    with pytest.raises(OcigpuError, match="somebody else can replace files") as caught:
+    with pytest.raises(OcigpuError, match="other users can replace files") as caught:
         configure(host, "docker", config=config)
     assert caught.value.code == "OCIGPU-ENG-4"
     assert snapshot(host) == before
@@ -276,7 +276,7 @@ def test_a_file_that_somebody_changes_meanwhile_is_not_overwritten(host: Path) -
         plan = plan_configuration(root, options(host, "docker"))
         put(host, PATHS["docker"], '{"debug": true}')
         before = snapshot(host)
-        with pytest.raises(OcigpuError, match="somebody else has changed it") as caught:
+        with pytest.raises(OcigpuError, match="another program changed it") as caught:
             carry_out(root, plan)
     assert caught.value.code == "OCIGPU-ENG-4"
     assert snapshot(host) == before
@@ -293,7 +293,7 @@ def test_a_record_of_other_types_is_an_error(host: Path, record: dict[str, Any])
 
 
 def test_an_engine_that_is_not_there_is_noted(host: Path) -> None:
-    assert "docker is not installed here, it seems" in configure(host, "docker").notes
+    assert "docker does not seem to be installed here" in configure(host, "docker").notes
     put(host, "/usr/bin/crio", "", 0o755)
     assert configure(host, "crio").notes == ()
 

@@ -87,7 +87,7 @@ def test_a_missing_program_of_ours_is_a_problem_and_one_of_others_is_not(host: P
         ("c", False, False),
     ]
     assert status.is_default
-    assert status.problems == ('runtime "a": /opt/ocigpu-runtime is not there',)
+    assert status.problems == ('runtime "a": /opt/ocigpu-runtime does not exist',)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_several_daemons_must_be_told_apart(host: Path) -> None:
     process(host, 8, "/var/lib/rancher/k3s/data/current/bin/containerd -c /var/lib/rancher/k3s/config.toml")
     with pytest.raises(OcigpuError, match=r"runs several times, with /etc/containerd/config\.toml, /var/lib") as caught:
         main_config(options(host, "containerd"))
-    assert caught.value.hint == "say which: --engine-config FILE"
+    assert caught.value.hint == "specify one: --engine-config FILE"
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ ONCE = "once() { test -e $file || { touch $file; return 1; }; echo 'GPU 0: H100'
     ("command", "said", "failed"),
     [
         ("docker 1 once", ["FLAKY sid: docker: once"], 0),
-        ("docker no true", ["FAILED sid: docker: true", "    status 0, 0 GPUs (wanted: no)"], 1),
-        ("docker 2 once", ["FAILED sid: docker: once", "    status 0, 1 GPUs (wanted: 2)", "    GPU 0: H100"], 1),
-        ("docker - never", ["FAILED sid: docker: never", "    status 1, 0 GPUs (wanted: -)"], 1),
+        ("docker no true", ["FAILED sid: docker: true", "    status 0, 0 GPUs (expected: no)"], 1),
+        ("docker 2 once", ["FAILED sid: docker: once", "    status 0, 1 GPUs (expected: 2)", "    GPU 0: H100"], 1),
+        ("docker - never", ["FAILED sid: docker: never", "    status 1, 0 GPUs (expected: -)"], 1),
         ("docker - true", [], 0),
     ],
 )

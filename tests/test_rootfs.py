@@ -243,7 +243,7 @@ def make_socket(path: Path) -> None:
 def test_anything_but_a_link_stays_and_needs_the_hook(root: Path, make: Callable[[Path], None]) -> None:
     make(root / "usr/lib64/libcuda.so")
     before = look(root)
-    assert "something else than a link at /usr/lib64/libcuda.so" in work(root)
+    assert "something other than a link at /usr/lib64/libcuda.so" in work(root)
     assert look(root) == before
 
 
@@ -446,7 +446,7 @@ def test_a_device_in_the_place_of_the_cache_is_not_opened(
         return real(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", spy)
-    assert "no regular file" in work(root)
+    assert "not a regular file" in work(root)
     assert [flags & os.O_PATH for path, flags in opened if path == "ld.so.cache"] == [os.O_PATH]
     assert not [path for path, _ in opened if str(path).startswith("/proc/self/fd/")]
 

@@ -165,7 +165,7 @@ def test_gpu_with_an_error_is_refused_by_name_and_leaves_others_alone() -> None:
 def test_whole_gpu_with_mig_gives_its_mig_devices() -> None:
     selection = select_devices(wanting("1:1", "1"), MIXED)
     assert shown(selection) == ["1:1", "1:0", "1:2"]
-    assert selection.notes == ("GPU 1 has MIG enabled: given are its 3 MIG devices",)
+    assert selection.notes == ("GPU 1 has MIG enabled: the container gets its 3 MIG devices",)
 
 
 def test_gpu_with_mig_but_no_mig_devices_cannot_be_given() -> None:
@@ -266,6 +266,6 @@ def test_without_nvml_the_index_of_a_mig_device_is_refused_unless_it_is_the_only
     """The order of procfs is not that of NVML: the container would get another device than the one asked for."""
     facts = HostFacts(gpus=(gpu(0, mig=2), gpu(1, mig=1)), source="procfs")
     error = refusal(wanting("0:1"), facts)
-    assert (error.code, "NVML gave no answer" in error.message) == ("OCIGPU-DEV-2", True)
+    assert (error.code, "NVML did not answer" in error.message) == ("OCIGPU-DEV-2", True)
     assert shown(select_devices(wanting("1:0", f"MIG-{gpu(0).uuid}/8/0", "0"), facts)) == ["1:0", "0:1", "0:0"]
     assert shown(select_devices(wanting("0:1"), facts._replace(source="nvml"))) == ["0:1"]

@@ -115,7 +115,7 @@ IMPORTED: dict[str, tuple[str, Any, str, Any]] = {
 """Their key and value, our key and value."""
 
 LEFT_OUT: dict[str, tuple[str, Any, str]] = {
-    "unknown capability": ("supported-driver-capabilities", "compute,gpu", '"gpu" is no driver capability'),
+    "unknown capability": ("supported-driver-capabilities", "compute,gpu", '"gpu" is not a driver capability'),
     "relative root": (f"{CLI}.root", "driver", "not an absolute path"),
     "path": (f"{CLI}.path", "/usr/bin/nvidia-container-cli", "nvidia-container-cli is not called"),
     "environment": (f"{CLI}.environment", ["A=B"], "nvidia-container-cli is not called"),

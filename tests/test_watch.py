@@ -389,7 +389,7 @@ def test_a_failure_is_told_once_and_the_file_stays_until_it_is_over(watcher: Wat
     line = watcher.next()
     assert line["level"] == "error"
     assert "OCIGPU-HOST-2" in line["msg"]
-    assert f"{target} was left as it was, and is stale: the driver was 550." in line["msg"]
+    assert f"{target} is unchanged, and is stale: the driver was 550." in line["msg"]
     assert identity(target) == before
     version.write_text(good)
     line = watcher.next()

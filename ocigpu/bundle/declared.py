@@ -1,6 +1,6 @@
-"""What mode ``spec`` says in a config.json: found to be enough or not, and put there.  Pure.
+"""What mode ``spec`` declares in a config.json: whether that is enough, and the edit for it.  Pure.
 
-Kept apart from what makes it of a plan (:mod:`ocigpu.bundle.from_plan`), because most starts find it made already.
+Separate from :mod:`ocigpu.bundle.from_plan`, which makes it from a plan, because most starts find it stored.
 """
 
 from ocigpu.bundle.edit import BIND_OPTIONS, NODE_OPTIONS, SIMULATED_PROC, ConfigEdit, fitting_groups, put
@@ -17,7 +17,7 @@ NOTED = ("devices", "rules", "mounts", "maskedPaths", "readonlyPaths", "groups")
 
 
 class Declared(NamedTuple):
-    """What a config.json says of a plan, and what it cannot; plain enough to be kept as JSON.
+    """What a config.json can say of a plan, and what it cannot; plain data that can be stored as JSON.
 
     ``nodes``: (container path, host path or "", major, minor, mode, uid, gid); ``rules``: entries of
     linux.resources.devices; ``mounts``: entries of mounts, ``optional``: those of their sources that may be missing.
@@ -55,7 +55,7 @@ def why_hook(
     declare_rules: bool,
     bind_nodes: bool,
 ) -> str:
-    """Return why this container needs the hook, "" when its config.json can say all.
+    """Return why this container needs the hook, "" if config.json can say everything.
 
     ``resolve`` tells where a path of the container's root leads, links followed; the rest as for edit_declared.
     """
@@ -68,7 +68,7 @@ def why_hook(
         return f"the host has no {missing[0]} to mount"
     if declared.views and has_user_namespace(config):
         return "in its user namespace the directory with files for graphics could not be read"
-    can_make_nodes = not bind_nodes and _has_mknod(config)  # in user namespaces nobody can
+    can_make_nodes = not bind_nodes and _has_mknod(config)  # no process in a user namespace can
     if declared.denied and can_make_nodes and any(_is_allowed(config, *number) for number in declared.denied):
         return "it may make and open nodes of GPUs that are not granted, and the driver's libraries would"
     return _why_covered(declared, config, resolve)
@@ -82,10 +82,10 @@ def _has_mknod(config: "dict[str, Any]") -> bool:
 
 
 def _is_allowed(config: "dict[str, Any]", major: int, minor: int) -> bool:
-    """Tell whether the device rules may let a container read or write a character device; the last that fits decides.
+    """Tell whether the device rules let a container read or write a character device; the last matching rule decides.
 
-    Where runtimes read a rule differently, the wider reading counts.  Without any rule runc denies and crun has no
-    policy: allowed, then.
+    If runtimes read a rule differently, the wider reading counts.  Without any rule runc denies and crun has no policy,
+    so the device counts as allowed.
     """
     rules = get_rules(config)
     granted = set() if rules else {"r", "w"}
@@ -98,13 +98,13 @@ def _is_allowed(config: "dict[str, Any]", major: int, minor: int) -> bool:
         letters = set(access) if isinstance(access, str) and access else {"r", "w"}
         if rule.get("allow") is not True:
             granted -= letters if fits else set()
-        elif fits or rule.get("type", "a") in ("a", "", None):  # to some "all" is all, whatever the numbers
+        elif fits or rule.get("type", "a") in ("a", "", None):  # "a" may mean all devices
             granted |= letters
     return not granted.isdisjoint(("r", "w"))
 
 
 def _why_covered(declared: Declared, config: "dict[str, Any]", resolve: "Callable[[str], str]") -> str:
-    """Tell whether something would be made below what is mounted later, or in a volume that is not the container's."""
+    """Return why something would be covered by a later mount, or made in a volume that is not the container's."""
     own = {mount["destination"] for mount in declared.mounts}
     covers: list[tuple[str, bool]] = []
     for mount in get_list(config, "mounts"):

@@ -1,7 +1,7 @@
 """config.json of a bundle, as a file: read, and replaced atomically.
 
-Unknown fields survive and order stays: nothing is modelled that is not ours.  Reading is strict where two readers
-could disagree (duplicate keys, NaN), because the low-level runtime reads the same file after us.
+Unknown fields and the order are preserved: only our own fields are modelled.  Reading is strict where two readers could
+disagree (duplicate keys, NaN), because the low-level runtime reads the same file after us.
 """
 
 import os
@@ -49,7 +49,7 @@ KEYS: "dict[str, Any]" = {
         },
     },
 }
-"""The keys of runtime-spec (config.md, config-linux.md) in all objects that we look into, lists of objects left out."""
+"""The keys of runtime-spec (config.md, config-linux.md) in all objects that we read, without lists of objects."""
 
 
 def parse_config(text: bytes, path: str) -> "dict[str, Any]":
@@ -83,8 +83,8 @@ def _check_spelling(value: "Any", known: "dict[str, Any]", path: str, place: str
 def fold_key(name: str) -> str:
     """Return a text that a key shares with all its other spellings, as Go's encoding/json compares them.
 
-    That is by simple case folding (unicode.SimpleFold): of what is not ASCII only U+017F is a letter of ASCII there,
-    "s", and U+212A, "k", which lower() knows.
+    That is simple case folding (unicode.SimpleFold).  Only two characters outside ASCII fold into ASCII: U+017F into
+    "s", and U+212A into "k", which lower() covers.
     """
     return name.replace("\u017f", "s").lower()
 

@@ -1,4 +1,4 @@
-"""The one editor of config.json: what any mode puts there, and how an earlier edit of ours is taken out again.  Pure.
+"""The only editor of config.json: it applies the edits of all modes, and removes an earlier edit of ours.  Pure.
 
 Unknown fields survive and order stays.  A configuration is changed as a whole or not at all, and editing twice equals
 editing once.
@@ -48,7 +48,7 @@ while IFS= read -r line || [ "$line" ]; do state=$state$line line=; done
 state=${state#*'"pid"'} state=${state#*:} state=${state# } pid=${state%%[!0-9]*}
 exec nsenter --target "$pid" --mount mount -o bind,ro,nosuid,nodev,noexec "$1" "$2"
 """
-"""What the hook of simulated hosts does, and no other host's: a real procfs has the tree of the kernel module."""
+"""Only hooks of simulated hosts do this: a real procfs contains the tree of the kernel module."""
 GPU_STAGES = ("prestart", "createRuntime")
 """Stages of hooks that give GPUs: the same one by its older and its newer name."""
 _NONE: "Entry" = {}
@@ -58,11 +58,11 @@ class ConfigEdit(NamedTuple):
     """What is to be put into a config.json, in any mode; entries are those of the runtime-spec.
 
     ``env``: NAME=value.  ``nodes``: of linux.devices, by path; None for a path whose entry goes because a mount takes
-    its place.  ``rules``: of linux.resources.devices, to come last: none before takes them back.  ``in_order``: a mount
-    takes the place of those of its destination, and all are made from the root down, as the CDI library has it.
-    ``hooks``: pairs of (stage, entry).  ``groups``: by the ids that they have in the container.
-    ``noted``: which of these (named as in ``_KEYS``) an annotation tells, so that :func:`take_back` finds them.
-    ``devices``: names of CDI devices, for an annotation of their own.
+    its place.  ``rules``: of linux.resources.devices, to come last, so that no earlier rule overrides them.
+    ``in_order``: a mount replaces those of its destination, and all are sorted from the root down, as the CDI library
+    does.  ``hooks``: pairs of (stage, entry).  ``groups``: by the ids that they have in the container.  ``noted``:
+    which of these (named as in ``_KEYS``) an annotation records, so that :func:`take_back` finds them.  ``devices``:
+    names of CDI devices, for an annotation of their own.
     """
 
     env: "Sequence[str]" = ()
@@ -81,9 +81,9 @@ class ConfigEdit(NamedTuple):
 
 
 def put(config: "Entry", edit: ConfigEdit) -> None:
-    """Change ``config`` in place so that the container gets what the edit has; hooks that gave it GPUs before go.
+    """Apply the edit to ``config`` in place; hooks that provided GPUs before are removed.
 
-    Of the rules of an earlier edit in mode hook those for the same drivers go.  Raises SpecError OCIGPU-SPEC-3, with
+    Rules of an earlier edit in mode hook for the same drivers are removed too.  Raises SpecError OCIGPU-SPEC-3, with
     ``config`` unchanged, for parts of another type than the specification's.
     """
     draft = dict(config)
@@ -125,7 +125,7 @@ def put(config: "Entry", edit: ConfigEdit) -> None:
 
 
 def _own(draft: "Entry", path: str, kind: type = list) -> "Any":
-    """Put a copy of what is at a path in its place and return it, so that the original stays; empty for nothing."""
+    """Replace the value at a path by a copy, so that the original stays unchanged; return the copy, or an empty one."""
     names = path.split(".")
     for depth, name in enumerate(names, 1):
         of = kind if depth == len(names) else dict
@@ -150,7 +150,7 @@ def _put_variables(env: "list[Any]", entries: "Sequence[str]") -> None:
 
 
 def _replace(draft: "Entry", path: str, key: str, entries: "Mapping[str, Entry | None]") -> None:
-    """Take the entries whose ``key`` is one of the new ones' out of a list, and append those that are not None."""
+    """Remove the entries of a list whose ``key`` equals a new one's, and append the new ones that are not None."""
     present = _own(draft, path)
     for position, entry in enumerate(present):
         if not isinstance(entry, dict):
@@ -170,8 +170,8 @@ def _depth(mount: "Entry") -> int:
 def _put_rules(present: "list[Any]", rules: "Sequence[Entry]", edited_before: bool) -> None:
     """Put rules at the end of a list, each of them once.
 
-    Rules of our form for the same drivers are left of an earlier edit, and go.  Without one they are others': these
-    get another order of fields, so that the next edit does not take them for ours.
+    After an earlier edit, rules of our form for the same drivers are its rules, and are removed.  Without an earlier
+    edit they belong to others: their fields are reordered, so that the next edit does not take them for ours.
     """
     wanted = {_rule(entry): entry for entry in rules}
     majors = {entry["major"] for entry in rules}
@@ -185,14 +185,14 @@ def _put_rules(present: "list[Any]", rules: "Sequence[Entry]", edited_before: bo
 
 
 def take_back_rules(config: "Entry", rules: "Sequence[Entry]") -> None:
-    """Take rules of an edit in mode hook out of ``config``: those of our form for the drivers of ``rules``."""
+    """Remove the rules of an edit in mode hook from ``config``: those of our form for the drivers of ``rules``."""
     majors = {entry["major"] for entry in rules}
     present = get_rules(config)
     present[:] = [entry for entry in present if not (is_own_rule(entry) and entry["major"] in majors)]
 
 
 def _rule(entry: "Any") -> "tuple[Any, ...]":
-    """Return what equal rules share, whatever the order of their fields; () for what has others than those five."""
+    """Return a key that equal rules share, whatever the order of their fields; () for a rule with other fields."""
     if not isinstance(entry, dict) or entry.keys() != set(RULE_FIELDS):
         return ()
     values = tuple(entry[name] for name in RULE_FIELDS)
@@ -208,7 +208,7 @@ def is_own_rule(entry: "Any") -> bool:
 
 
 def _add_missing(present: "list[Any]", values: "Sequence[Any]") -> "list[Any]":
-    """Append the values that a list has not yet; return these."""
+    """Append the values that a list lacks; return these."""
     known = {value for value in present if isinstance(value, (int, str))}
     new = [value for value in dict.fromkeys(values) if value not in known]
     present += new
@@ -216,7 +216,7 @@ def _add_missing(present: "list[Any]", values: "Sequence[Any]") -> "list[Any]":
 
 
 def _add_hooks(present: "list[Any]", entries: "Iterable[Entry]") -> None:
-    """Append hooks, each of them unless an equal one is there, whatever the order of its fields."""
+    """Append hooks, except those of which the list contains an equal one, whatever the order of its fields."""
     seen = {repr(sorted(entry.items())) for entry in present if isinstance(entry, dict)}
     for entry in entries:
         text = repr(sorted(entry.items()))
@@ -234,10 +234,10 @@ def rule_entries(plan: "Plan") -> "list[Entry]":
 
 
 def fitting_groups(config: "Entry", gids: "Sequence[int]") -> "tuple[Sequence[int], tuple[str, ...]]":
-    """Return by which ids the container's process can be in groups of the host, and notes on those it cannot be in."""
-    if not gids or not find(config, "process", dict, "process"):  # no process: none of its users opens anything
+    """Return the ids by which the container's process can join groups of the host, and notes on the others."""
+    if not gids or not find(config, "process", dict, "process"):  # without a process, no user opens anything
         return (), ()
-    from ocigpu.system.groups import fit_groups  # few hosts have nodes that are closed to others
+    from ocigpu.system.groups import fit_groups  # on most hosts all users may open the nodes
 
     return fit_groups(config, gids)
 
@@ -254,8 +254,8 @@ def edit_config(
 
     ``rules``: of :func:`rule_entries`.  ``hook_options``: options of ocigpu-hook before its command.
     ``declare_rules``: also put the rules into linux.resources.devices, so that the runtime owns the device policy (not
-    for rootless containers, which have none).  A container without any device rule gets none: for crun it has no device
-    policy, and a first rule would bring one that takes other devices away; where the runtime has a policy all the same,
+    for rootless containers, which have none).  A container without any device rule gets none: crun applies no device
+    policy then, and a first rule would create one that denies other devices.  If the runtime has a policy nevertheless,
     the hook widens it.  ``groups``: of the host, of device nodes.  Raises as :func:`put`.
     """
     hook = {"path": hook_path, "args": [OUR_HOOK, *hook_options, "prestart"], "env": list(HOOK_ENVIRONMENT)}
@@ -268,7 +268,7 @@ def edit_config(
 
 
 def remove_gpu_hooks(config: "Entry") -> bool:
-    """Take the hooks that give GPUs, ours and the vendor's, out of ``config``; returns whether ours was among them.
+    """Remove the hooks that provide GPUs, ours and the vendor's, from ``config``; returns whether ours was among them.
 
     CDI hooks belong to others.
     """
@@ -283,7 +283,7 @@ def remove_gpu_hooks(config: "Entry") -> bool:
 
 
 def has_gpu_hook(config: "Entry") -> bool:
-    """Tell whether a hook gives the container its GPUs, ours or the vendor's: see :func:`remove_gpu_hooks`."""
+    """Tell whether a hook, ours or the vendor's, provides the container's GPUs: see :func:`remove_gpu_hooks`."""
     hooks = get_object(config, "hooks")
     return any(_is_gpu_hook(entry) for stage in GPU_STAGES for entry in get_list(hooks, stage))
 
@@ -293,7 +293,7 @@ def _is_gpu_hook(entry: "Any") -> bool:
 
 
 def _is_our_hook(entry: "Any") -> bool:
-    """Tell whether a hook is ours, by its argv[0] too: hook.path of the settings may give the program any name."""
+    """Tell whether a hook is ours, also by its argv[0]: hook.path of the settings may give the program any name."""
     program = _program(entry)
     return program == OUR_HOOK or (program != "" and get_list(entry, "args")[:1] == [OUR_HOOK])
 
@@ -303,15 +303,15 @@ def _program(entry: "Any") -> str:
     return os.path.basename(path) if isinstance(path, str) else ""
 
 
-# what an earlier edit has noted
+# undoing an earlier edit
 
 
 def take_back(config: "Entry") -> None:
-    """Take what an earlier edit has put there out of ``config`` again, as its annotation says; what cannot be, stays.
+    """Remove what an earlier edit has put into ``config``, as its annotation says; what cannot be removed stays.
 
-    The annotation may be of whoever asks an engine for annotations, so nothing goes that is not of a form that only
-    edits of ours have, or that narrows what the container may do: above all no path stays unhidden that an engine
-    hides.  What had been replaced is not put back: an engine writes a new configuration for another container.
+    Any user who can set annotations may have written the annotation.  So only entries are removed whose form only our
+    edits have, and none that restrict the container: above all, no path that an engine hides becomes visible.  Replaced
+    values are not restored: an engine writes a new configuration for another container.
     """
     annotations = get_object(config, "annotations")
     annotations.pop(CDI_DEVICES, None)
@@ -335,9 +335,9 @@ def take_back(config: "Entry") -> None:
 
 
 def _remove(entries: "list[Any]", kind: str, left: "dict[str, int]") -> None:
-    """Remove one entry for each digest that is ``left``, the last one that has it: ours come after others.
+    """Remove one entry for each digest in ``left``, the last one with it: ours come after others.
 
-    Time grows with the lengths of both lists, not with their product: who writes one need not be who writes the other.
+    Time grows with the lengths of both lists, not with their product: different users may control the two lists.
     """
     kept = []
     for entry in reversed(entries):
@@ -351,12 +351,12 @@ def _remove(entries: "list[Any]", kind: str, left: "dict[str, int]") -> None:
 
 
 def _digest(kind: str, key: "Key") -> str:
-    """Return what stands in the annotation for an entry of a list: every hook gets all annotations, so it is short."""
+    """Return the annotation's text for an entry of a list; it is short, because every hook receives all annotations."""
     return f"{crc32(rawjson.dump([kind, *key]).encode()):08x}"
 
 
 def _key(*values: "Any") -> "Key":
-    """Return what an entry is known by, () for what none of ours is."""
+    """Return the key of an entry, () for one that cannot be ours."""
     return values if all(type(value) in (int, str) for value in values) else ()
 
 

@@ -1,7 +1,7 @@
-"""A plan's sink for mode ``spec``: as much of it as a config.json can say, and what keeps it from saying all.  Pure.
+"""A plan's sink for mode ``spec``: what a config.json can declare of it, and why that is not all.  Pure.
 
-What is left is two kinds of small things that :mod:`ocigpu.bundle.rootfs` makes before the low-level runtime starts:
-links in the container's root file system, and its loader cache.
+The rest is made by :mod:`ocigpu.bundle.rootfs` before the low-level runtime starts: links in the container's root file
+system, and its loader cache.
 """
 
 from ocigpu.bundle.declared import Declared
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def declare(plan: "Plan", facts: "HostFacts") -> Declared:
-    """Return what a config.json can say of a plan for mode ``spec``, made of these facts."""
+    """Return what a config.json can declare of a plan for mode ``spec`` that was made from these facts."""
     mounts, optional, simulated_proc = [], [], ""
     files: list[tuple[str, int, str, bool]] = []
     root_links: list[tuple[str, str]] = []

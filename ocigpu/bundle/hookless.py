@@ -1,7 +1,7 @@
-"""Mode ``spec``: a container whose config.json and root directory say all, so that no process of ours runs for it.
+"""Mode ``spec``: config.json and root directory declare everything, so that no process of ours runs for the container.
 
-Where that is not possible (the image or the engine's configuration forbid it) the caller uses the hook instead.  What
-is declared for a request is kept (:mod:`ocigpu.gpus.cached`).
+If the image or the engine's configuration forbids that, the caller uses the hook instead.  The declaration for a
+request is stored (:mod:`ocigpu.gpus.cached`).
 """
 
 import errno
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 VIEW_PREFIX = "view-"
 MAX_VIEWS = 1024
-"""Directories for graphics that may be made until the next boot: containers choose among subsets of the GPUs."""
+"""Maximum of directories for graphics until the next boot: containers may request any subset of the GPUs."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -44,8 +44,8 @@ def declare_in_bundle(
     """Edit a bundle's configuration, on disk too, and its root directory for a request; returns what was declared.
 
     ``owns_policy``: whether this process may set device rules and make nodes (root of the initial user namespace).
-    Raises NeedsHookError where a hook must do it, OcigpuError for a request that cannot be granted; then nothing is
-    changed but the object in memory, which may lack other GPU hooks.
+    Raises NeedsHookError where a hook must do it, OcigpuError for a request that cannot be granted; then only the
+    object in memory is changed: it may lack other GPU hooks.
     """
     config = document.config
     root = BundleRoot(rootfs_path(config, bundle), owns_policy)
@@ -75,7 +75,7 @@ def declare_in_bundle(
 class BundleRoot:
     """The root directory of a bundle, open, while something is declared for its container.
 
-    Raises NeedsHookError for one that cannot be opened, which the hook names, or is the host's.
+    Raises NeedsHookError if it cannot be opened (the hook reports why), or is the host's.
     """
 
     def __init__(self, path: str, owns_policy: bool) -> None:
@@ -96,7 +96,7 @@ class BundleRoot:
         use_walk(False)
 
     def check(self, declared: Declared, config: "dict[str, Any]", declare_rules: bool) -> None:
-        """Raise NeedsHookError unless config.json and root directory can say all of it."""
+        """Raise NeedsHookError unless config.json and root directory can declare all of it."""
         if reason := why_not_declared(self.fd, declared, config, declare_rules, self.owns_policy):
             raise NeedsHookError(reason)
 
@@ -141,9 +141,9 @@ class BundleRoot:
 def why_not_declared(
     root_fd: int, declared: Declared, config: "dict[str, Any]", declare_rules: bool, owns_policy: bool
 ) -> str:
-    """Return why config.json and root directory cannot say all of it, "" if they can.
+    """Return why config.json and root directory cannot declare all of it, "" if they can.
 
-    ``root_fd``: -1 where the directory is not there yet.  ``owns_policy``: as for :func:`declare_in_bundle`.
+    ``root_fd``: -1 where the directory does not exist yet.  ``owns_policy``: as for :func:`declare_in_bundle`.
     """
     of_users = has_user_namespace(config)
 
@@ -152,7 +152,7 @@ def why_not_declared(
     mounts = [one for one in mounts if isinstance(one.get("destination"), str) and one["destination"] not in own]
     covers, unsure = find_covers(root_fd, mounts) if root_fd >= 0 else ({}, "")
     if unsure:
-        return f"what is mounted on {unsure} may be anywhere"
+        return f"the mount on {unsure} may lead anywhere"
 
     def resolve(path: str) -> str:
         return resolve_in_root(root_fd, path, covers) if root_fd >= 0 else path
@@ -165,18 +165,18 @@ def why_not_declared(
 
 
 def _why_exchangeable(declared: Declared) -> str:
-    """Return which file of a daemon lies where every user can put a link in its place, "" for none.
+    """Return which file of a daemon any user can replace with a link, "" for none.
 
-    The runtime mounts by name, later; the hook mounts what it has looked at.
+    The runtime mounts by name, later; the hook mounts the file that it has checked.
     """
     found = (path for path in declared.optional if is_open_to_all(os.path.dirname(path)))
-    return next((f"every user can put a link in the place of {path}" for path in found), "")
+    return next((f"every user can replace {path} with a link" for path in found), "")
 
 
 def _why_linked(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:
-    """Return which name of ours is a link of the image, where one could lead into a volume, "" for none.
+    """Return which of our paths is a link in the image that could lead into a volume, "" for none.
 
-    The runtime follows it, and makes what is missing where it leads; the hook puts something else in its place.
+    The runtime follows it, and creates what is missing at its target; the hook replaces the link.
     """
     sources = (mount.get("source") for mount in get_list(config, "mounts") if isinstance(mount, dict))
     if root_fd < 0 or not any(
@@ -187,7 +187,7 @@ def _why_linked(root_fd: int, config: "dict[str, Any]", declared: Declared) -> s
     places: dict[str, str] = {}
     for path in (*paths, *(node[0] for node in declared.nodes)):
         parent, _, name = path.rpartition("/")
-        if parent not in places:  # an image can make that long
+        if parent not in places:  # an image can make this chain long
             places[parent] = resolve_in_root(root_fd, parent)
         found = status_inside(root_fd, f"{places[parent]}/{name}", os.O_NOFOLLOW)
         if found is not None and stat.S_ISLNK(found.st_mode):
@@ -198,8 +198,8 @@ def _why_linked(root_fd: int, config: "dict[str, Any]", declared: Declared) -> s
 def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> str:
     """Return why the runtime, root of a user namespace there, could not make a mount point in the image; "" if it can.
 
-    It may write to directories of owners that are mapped (capabilities(7), CAP_DAC_OVERRIDE; user_namespaces(7)), and
-    to those that everybody may write to.  What lies below a mount of the engine is not the image's.
+    It may write to directories of mapped owners (capabilities(7), CAP_DAC_OVERRIDE; user_namespaces(7)), and to
+    world-writable ones.  Paths below a mount of the engine do not belong to the image.
     """
     covers = [mount.get("destination") for mount in get_list(config, "mounts") if isinstance(mount, dict)]
     tops = tuple(f"{cover.rstrip('/')}/" for cover in covers if isinstance(cover, str) and cover.startswith("/"))
@@ -220,7 +220,7 @@ def _why_closed(root_fd: int, config: "dict[str, Any]", declared: Declared) -> s
 
 
 def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
-    """Return what is declared for a request and an image: made by an earlier start for an equal one, or now.
+    """Return the declaration for a request and an image: made now, or by an earlier start for an equal request.
 
     Raises OcigpuError for what cannot be granted.
     """
@@ -236,10 +236,10 @@ def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Dec
 def find_kept(
     kind: str, about: "tuple[Any, ...]", settings: "Settings", make: "Callable[[], Declared]", stamp: str = ""
 ) -> Declared:
-    """Return what ``make`` does, or did in an earlier start: as :func:`ocigpu.gpus.cached.find_answer`."""
+    """Return the result of ``make``, now or from an earlier start: as :func:`ocigpu.gpus.cached.find_answer`."""
     try:
         return Declared(**find_answer(kind, about, settings, lambda: make()._asdict(), stamp))
-    except TypeError:  # kept by other code of this version
+    except TypeError:  # stored by different code of the same version
         return make()
 
 
@@ -266,12 +266,12 @@ def _mark_declared(declared: Declared) -> None:
 
 
 def _is_missing(path: str, optional: "Sequence[str]") -> bool:
-    """Tell whether a socket that need not be there has gone since the facts were read."""
+    """Tell whether an optional socket has disappeared since the facts were read."""
     return path in optional and not os.path.exists(path)
 
 
 def make_views(declared: Declared, settings: "Settings") -> list[str]:
-    """Make the small directories that are declared, below /run/ocigpu until the next boot; returns their host paths.
+    """Make the declared small directories below /run/ocigpu, until the next boot; returns their host paths.
 
     Raises NeedsHookError where there is no such place, and OSError.
     """
@@ -279,7 +279,7 @@ def make_views(declared: Declared, settings: "Settings") -> list[str]:
         return []
     cache_fd = open_cache(True, settings.simulation_root)
     if cache_fd < 0:
-        raise NeedsHookError("there is no directory to keep files for graphics in")
+        raise NeedsHookError("no directory can keep files for graphics")
     try:
         top = os.readlink(f"/proc/self/fd/{cache_fd}")
         return [f"{top}/{_make_view(cache_fd, files, links)}" for _, files, links in declared.views]
@@ -290,8 +290,8 @@ def make_views(declared: Declared, settings: "Settings") -> list[str]:
 def _make_view(cache_fd: int, files: "Sequence[tuple[str, int, str]]", links: "Sequence[tuple[str, str]]") -> str:
     """Make a directory with these files and links unless it is there; returns its name, which its content decides.
 
-    The directory it lies in is closed to everybody else, and it gets its name when it is complete: what has the name
-    has the content.
+    No other user can enter the parent directory, and it gets its name when it is complete: the name guarantees the
+    content.
     """
     content = rawjson.dump([files, links]).encode()
     name = f"{VIEW_PREFIX}{len(content)}-{crc32(content):08x}-{crc32(content[::-1]):08x}"

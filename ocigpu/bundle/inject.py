@@ -28,9 +28,9 @@ NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 DEFAULT_ACCESS = "rwm"
 _SHARED = ("shared", "rshared")
 _OPTIONAL = ("/etc/", "/usr/share/", "/run/", "/var/run/", "/tmp/", "/lib/firmware/", "/usr/lib/firmware/")
-"""Where NVIDIA's driver has what a container can do without: configuration, sockets, firmware."""
+"""Directories of NVIDIA's driver whose files are optional in a container: configuration, sockets, firmware."""
 _NO_VOLUMES = ("tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup")
-"""Types of mounts in which nothing stays when the container is gone."""
+"""Types of mounts whose content disappears with the container."""
 ENGINE_HINT = "The engine wrote a configuration that is not one of the OCI runtime specification."
 
 
@@ -42,14 +42,14 @@ def inject(
     files: "Sequence[str]" = (),
     rootless: bool = False,
 ) -> "tuple[str, ...]":
-    """Change ``config`` in place as :func:`edit_of_devices` says, and return its warnings; raises as that does."""
+    """Apply :func:`edit_of_devices` to ``config`` in place, and return its warnings; raises the same errors."""
     edit, notes = edit_of_devices(config, edits, declare_rules, lstat, files, rootless)
     put_devices(config, edit)
     return notes
 
 
 def put_devices(config: "dict[str, Any]", edit: ConfigEdit) -> None:
-    """Put it there; raises CdiError OCIGPU-CDI-6, with ``config`` unchanged, for parts of the wrong JSON type."""
+    """Apply the edit; raises CdiError OCIGPU-CDI-6, with ``config`` unchanged, for parts of the wrong JSON type."""
     try:
         put(config, edit)
     except SpecError as error:
@@ -64,7 +64,7 @@ def edit_of_devices(
     files: "Sequence[str]" = (),
     rootless: bool = False,
 ) -> "tuple[ConfigEdit, tuple[str, ...]]":
-    """Return what gives the container of ``config`` these checked containerEdits, and warnings.
+    """Return the edit that applies these checked containerEdits to the container of ``config``, and warnings.
 
     ``declare_rules``: also put a device rule for each node into linux.resources.devices.  ``files``: where each of
     ``edits`` comes from, for messages.  ``rootless``: this process is in a user namespace of its own, so that the
@@ -75,8 +75,8 @@ def edit_of_devices(
     The order is the library's: env, deviceNodes, netDevices, mounts, hooks, intelRdt, additionalGids; each of them
     for all edits.  What differs from the library:
 
-    - An equal hook, rule or environment entry that is there already is not added a second time, and mounts that are
-      replaced are all of that destination, not only the first.
+    - An equal hook, rule or environment entry is not added a second time, and a new mount replaces all mounts of its
+      destination, not only the first.
     - permissions "none" writes no rule: an empty access grants nothing, and runc (1.1.5) refuses it.
     - Rules go to the end of the list even where it was empty: without any rule runc still denies everything but its
       default devices, so the node could not be opened.  For crun the first rule brings a policy to a container that
@@ -133,7 +133,7 @@ def _hook(item: "dict[str, Any]") -> "tuple[str, dict[str, Any]]":
 
 
 class _Draft:
-    """Nodes, rules and mounts to be, by what they replace, and what this container makes of them."""
+    """The future nodes, rules and mounts, by the path that they replace, adapted to this container."""
 
     def __init__(self, config: "dict[str, Any]", rootless: bool, lstat: "Callable[[str], os.stat_result]") -> None:
         self.rootless = rootless
@@ -148,7 +148,7 @@ class _Draft:
         self.notes: list[str] = []
 
     def add_node(self, node: "dict[str, Any]", named: str) -> None:
-        """Add one device node: what the specification does not say is read from the host's node."""
+        """Add one device node: fields missing in the specification are read from the host's node."""
         path = node["path"]
         host_path = node.get("hostPath") or path
         kind = node.get("type", "")
@@ -174,7 +174,7 @@ class _Draft:
                     f"{named}CDI device {quoted(path)} is {kind} {major}:{minor} in the specification"
                     f" and {number[0]}:{number[1]} on this host"
                 )
-        elif not complete or self.user_namespace or self.rootless:  # there it is mounted
+        elif not complete or self.user_namespace or self.rootless:  # in a user namespace it is mounted
             hint = MAKE_NODES if "/dev/nvidia" in host_path else None
             raise CdiError("OCIGPU-CDI-6", f"{named}failed to stat CDI host device {quoted(host_path)}: {cause}", hint)
         permissions = node.get("permissions", "")
@@ -195,12 +195,12 @@ class _Draft:
             value = self.owner.get(name) if value is None else value
             if value is not None:
                 entry[name] = value
-        self.nodes.pop(path, None)  # the last of a path counts, and stands where it was added
+        self.nodes.pop(path, None)  # the last node of a path counts, at its own position
         self.nodes[path] = entry
-        self.mounts.pop(path, None)  # a bound node of this path before it; mounts of the edits come later
+        self.mounts.pop(path, None)  # replaces a node bound to this path earlier; mounts of the edits come later
 
     def add_mount(self, mount: "dict[str, Any]", named: str) -> None:
-        """Add one mount; raises CdiError for a source that is not there."""
+        """Add one mount; raises CdiError for a source that does not exist."""
         source, kind = mount["hostPath"], mount.get("type", "")
         options = list(mount.get("options", ()))
         bound, bound_with_all = kind == "bind" or "bind" in options, "rbind" in options
@@ -218,7 +218,7 @@ class _Draft:
         self._put_mount(mount["containerPath"], entry)
 
     def _stat_host(self, path: str) -> "tuple[os.stat_result | None, str]":
-        """Return the status of a path of the host, or why there is none."""
+        """Return the status of a path of the host, or the error."""
         try:
             return self.lstat(path), ""
         except (OSError, ValueError) as error:
@@ -227,7 +227,7 @@ class _Draft:
     def _why_source_refused(self, path: str) -> str:
         """Return why a path of the host is not mounted, "" if it is.
 
-        A link in /tmp or the like: its maker chooses what the container gets of the host, perhaps to write to.
+        An example is a link in /tmp: any user could choose which file of the host the container gets, perhaps writable.
         """
         status, cause = self._stat_host(path)
         if status and stat.S_ISLNK(status.st_mode) and is_open_to_all(os.path.dirname(path)):
@@ -244,10 +244,10 @@ def _is_id(value: "Any") -> bool:
 
 
 def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "tuple[ConfigEdit, list[str]]":
-    """Return the edit without optional mounts for which something would be made in a volume, and notes on them.
+    """Return the edit without optional mounts whose target would be created in a volume, and notes on them.
 
-    The runtime would make it, and it would stay there.  Links of the image are followed as the runtime follows them.
-    What is there already is only mounted on.  Raises CdiError OCIGPU-MNT-4 for nodes, and for mounts that are not
+    The runtime would create it, and it would stay there.  Links of the image are followed as the runtime follows them.
+    A target that exists is only mounted on.  Raises CdiError OCIGPU-MNT-4 for nodes, and for mounts that are not
     optional.
     """
     from ocigpu.bundle.rootfs import find_cover, find_covers, leads_elsewhere, resolver
@@ -264,7 +264,7 @@ def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "t
         return edit, []
     try:
         root_fd = os.open(rootfs_path(config, bundle), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (OSError, SpecError):  # the runtime says so
+    except (OSError, SpecError):  # the runtime reports that
         return edit, []
     with opened(root_fd):
         covers, unsure = find_covers(root_fd, volumes)
@@ -296,7 +296,7 @@ def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "t
 
 
 def _is_file(mount: "dict[str, Any]") -> bool:
-    """Tell whether what is mounted is no directory, below which nothing can be made."""
+    """Tell whether a mount's source is not a directory, so that nothing can be created below it."""
     source = mount.get("source")
     try:
         return isinstance(source, str) and source.startswith("/") and not stat.S_ISDIR(os.stat(source).st_mode)
@@ -305,9 +305,9 @@ def _is_file(mount: "dict[str, Any]") -> bool:
 
 
 def _is_there(source: "Any", rest: str) -> bool:
-    """Tell whether a volume has this path, without any link in it: those lead elsewhere in a container.
+    """Tell whether a volume contains this path without any link in it: links lead elsewhere in a container.
 
-    Where others than root can exchange a part of it, it may have another, or a link, when the runtime comes there.
+    If users other than root can replace a part of the path, it may be different, or a link, when the runtime uses it.
     """
     if not isinstance(source, str) or not source.startswith("/"):
         return False
@@ -320,10 +320,10 @@ def _is_there(source: "Any", rest: str) -> bool:
 
 
 def _refuse_shared(config: "dict[str, Any]", added: "dict[str, Any]") -> None:
-    """Refuse mounts below a volume that the container shares with the host: the host would get them, for good.
+    """Refuse mounts below a volume that the container shares with the host: they would stay on the host.
 
-    The runtime makes these mounts, and tells the volume's peers of them (mount_namespaces(7)), where it is told to
-    share the volume and the container's root.  Told by the text of paths; links are :func:`leave_volumes`'s.
+    The runtime makes these mounts, and they propagate to the volume's peers (mount_namespaces(7)) if the volume and the
+    container's root are shared.  Paths are compared as text; :func:`leave_volumes` handles links.
     """
     for mount in get_list(config, "mounts"):
         volume = mount.get("destination") if isinstance(mount, dict) else None
@@ -336,7 +336,7 @@ def _refuse_shared(config: "dict[str, Any]", added: "dict[str, Any]") -> None:
 
 
 def _is_shared(config: "dict[str, Any]", mount: "dict[str, Any]") -> bool:
-    """Tell whether what is mounted below this volume reaches the host."""
+    """Tell whether mounts below this volume propagate to the host."""
     shares = get_object(config, "linux").get("rootfsPropagation") in _SHARED
     return shares and any(option in _SHARED for option in get_list(mount, "options"))
 

@@ -1,4 +1,4 @@
-"""Who owns the device policy of a container, and where our hook lies."""
+"""Who owns the device policy of a container, and where our hook is."""
 
 import os
 
@@ -21,7 +21,7 @@ def find_hook(settings: Settings, stub: str) -> str:
 
 
 def hook_path(settings: Settings, stub: str) -> str:
-    """Return the absolute path of ocigpu-hook, found as below; raises OcigpuError OCIGPU-RT-3 if it is not there."""
+    """Return the absolute path of ocigpu-hook, found as below; raises OcigpuError OCIGPU-RT-3 if it does not exist."""
     path = find_hook(settings, stub)
     if not os.access(path, os.X_OK):
         raise OcigpuError("OCIGPU-RT-3", f"hook {path}: missing or not executable")

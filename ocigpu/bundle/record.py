@@ -1,8 +1,8 @@
-"""What is made in a root directory before the runtime starts, written down before it is made, for who must undo it.
+"""Records every change to a root directory before the runtime starts, so that it can be undone.
 
-A shim that fails or is told to end undoes it itself.  For one that is killed there is a file below /run/ocigpu, gone
-when all is made: the next start in modes spec or cdi on the same root directory undoes what it names.  No other start
-does: a file system that has held up one container would hold it up too.
+A shim that fails or is signalled undoes it itself.  For a killed shim there is a file below /run/ocigpu, which is
+removed when everything is made: the next start in mode spec or cdi on the same root directory undoes what the file
+names.  No other start does, because a file system that blocked one container would block it too.
 """
 
 import errno
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 PREFIX = "undo-"
 MAX_LEFT = 64
-"""Records of other root directories, which may never be used again, that may stay until the next boot."""
+"""Maximum of records of other root directories that stay until the next boot; those may never be used again."""
 _CONTENTS = 1 << 20
-"""Where in the file the contents of replaced files begin; entries, as in the worker's journal, are before."""
+"""Offset in the file of the contents of replaced files; entries, as in the worker's journal, come before."""
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Record:
-    """The record of one root directory; what a killed start has left there is undone right away.
+    """The record of one root directory; changes left by a killed start are undone at once.
 
-    ``simulated``: as for open_cache; None: for this process alone.  Where no file can be written it is for this process
-    alone, too.  ``entries`` are those of :mod:`ocigpu.provision.operations`.
+    ``simulated``: as for open_cache; None: the record exists only in this process, as it does if no file can be
+    written.  ``entries`` are those of :mod:`ocigpu.provision.operations`.
     """
 
     def __init__(self, root_fd: int, simulated: str | None = None) -> None:
@@ -53,12 +53,12 @@ class Record:
                     remove_if_possible(self._directory, name)
 
     def note(self, do: str, path: str, **details: "Any") -> None:
-        """Note what is about to be done."""
+        """Record a change that is about to be made."""
         self.entries.append({"do": do, "path": path, **details})
         self._write(self.entries[-1])
 
     def keep(self, content: bytes, status: os.stat_result | None) -> "Entry":
-        """Keep the content of a file of this state; return what an entry needs to put it back, None: there is none."""
+        """Store the content of a file of this state; return what an entry needs to restore it, None on failure."""
         if status is None:
             return {"kind": "none"}
         at, self._end = self._end, self._end + len(content)
@@ -69,7 +69,7 @@ class Record:
         return {"kind": "file", "offset": at, "size": len(content), "same": same, **owner}
 
     def undo(self) -> None:
-        """Undo everything, the last change first; what somebody else has changed since stays."""
+        """Undo everything, the last change first; files that another process has changed since stay."""
         self._undoing, entries = True, self.entries
         backup_fd = os.memfd_create("ocigpu-backup")
         try:
@@ -84,7 +84,7 @@ class Record:
         self._undoing = False
 
     def close(self) -> None:
-        """Forget it: all is made, or undone; unless undoing it was interrupted."""
+        """Remove the record, because everything is made or undone, unless undoing was interrupted."""
         if self._fd >= 0:
             if not self._undoing:
                 remove_if_possible(self._directory, self._name)
@@ -94,7 +94,7 @@ class Record:
         self._fd = self._directory = -1
 
     def _write(self, entry: "Entry", at: int = 0, content: bytes = b"") -> None:
-        """Write an entry, or a content at its place, to the file, which begins with what tells the root directory."""
+        """Write an entry, or a content at its offset, to the file, whose first line identifies the root directory."""
         if self._directory < 0:
             return
         try:
@@ -108,7 +108,7 @@ class Record:
                 at, self._size = self._size, self._size + len(data)
             if self._size > _CONTENTS or os.pwrite(self._fd, data, at) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:  # no room: then it is for this process alone
+        except OSError:  # no space: the record exists only in this process
             self.close()
 
     def _undo_left(self, name: str) -> None:
@@ -125,7 +125,7 @@ class Record:
             if (begin["dev"], begin["ino"]) == (found.st_dev, found.st_ino):
                 with step("undo-links", self._path, "left by a start that was killed"):
                     _undo(self._root_fd, entries, fd)
-        except (ValueError, TypeError, KeyError):  # nothing had begun; or written by other code of this version
+        except (ValueError, TypeError, KeyError):  # empty, or written by different code of this version
             pass
         finally:
             os.close(fd)
@@ -133,7 +133,7 @@ class Record:
 
 
 def _undo(root_fd: int, entries: "list[Entry]", backup_fd: int) -> None:
-    """Undo entries, as a worker does; where another container has this root directory, what is made in it stays."""
+    """Undo entries, as a worker does; if another container uses this root directory, what was made in it stays."""
     from ocigpu.provision.journal import Journal
     from ocigpu.provision.operations import undo
     from ocigpu.provision.operations.transaction import Supplies, Transaction

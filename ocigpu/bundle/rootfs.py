@@ -1,9 +1,10 @@
 """What mode ``spec`` makes in a container's root directory before the low-level runtime starts: links, loader cache.
 
-Everything goes by descriptor below the root directory, which is hostile (:mod:`ocigpu.system.paths`), and is recorded
-before it is made (:mod:`ocigpu.bundle.record`).  Nothing is made on another mount than the root directory's: whoever
-assembled it may have mounted volumes in it already.  What stays when the runtime fails later is like the empty files
-that the runtime itself makes to mount on: in the container's own layer, and not in the way of another try.
+Everything is accessed by descriptor below the root directory, which is hostile (:mod:`ocigpu.system.paths`), and is
+recorded before it is made (:mod:`ocigpu.bundle.record`).  Nothing is made on another mount than the root directory's,
+because the engine may have mounted volumes in it already.  If the runtime fails later, links and files remain in the
+container's own layer, like the empty files that the runtime itself makes as mount points, and do not prevent another
+try.
 """
 
 import errno
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     Covers = dict[str, dict[str, Any]]
 
 _YOUNG_NS = 120_000_000_000
-"""A link or file that is younger may be of a start that has yet to fail, and to take it away again."""
+"""Age in seconds below which a link or file may belong to a start that can still fail, and would then remove it."""
 MAX_LD_CACHE = 8 << 20
 MAX_PATH = 4096
 """PATH_MAX of include/uapi/linux/limits.h."""
@@ -36,7 +37,7 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NeedsHookError(Exception):
-    """Says what of a root directory only the hook can deal with."""
+    """Names the part of a root directory that only the hook can handle."""
 
 
 class RootDirectory:
@@ -54,7 +55,7 @@ class RootDirectory:
         self._cleared: set[int] = set()
 
     def close(self) -> None:
-        """Close the descriptors but the root's; nothing can be undone any more."""
+        """Close all descriptors except the root's; nothing can be undone afterwards."""
         for fd in self._parents.values():
             os.close(fd)
         self._parents.clear()
@@ -63,8 +64,8 @@ class RootDirectory:
     def make_links(self, links: "Sequence[tuple[str, str]]") -> None:
         """Make symbolic links, pairs of (container path, target); one with another target is replaced.
 
-        Missing directories are made (0755); owners are the parent directory's.
-        Raises NeedsHookError for something that is no link in the place of one, and OSError.
+        Missing directories are made (0755); owners are the parent directory's.  Raises NeedsHookError if something
+        other than a link has the path of one, and OSError.
         """
         for path, target in links:
             parent, _, name = path.rpartition("/")
@@ -93,7 +94,7 @@ class RootDirectory:
             raise NeedsHookError(f"{path} is in a volume, or in another file system than the container's own")
 
     def _give_directory(self, path: str) -> None:
-        """Give a directory that was made the owner of its parent, and the mode that the umask may have narrowed."""
+        """Set the owner of a new directory to its parent's, and its mode to the one that the umask may have reduced."""
         parent_fd, name, _ = open_parent(self.root_fd, path)
         try:
             owner = os.fstat(parent_fd)
@@ -101,7 +102,7 @@ class RootDirectory:
         finally:
             os.close(parent_fd)
         try:
-            self._check(fd, path)  # somebody with this root directory may have exchanged it
+            self._check(fd, path)  # another container with this root directory may have replaced it
             if not _is_own(owner):
                 os.fchown(fd, owner.st_uid, owner.st_gid)
             os.fchmod(fd, 0o755)
@@ -109,7 +110,7 @@ class RootDirectory:
             os.close(fd)
 
     def _clear(self, parent_fd: int) -> None:
-        """Remove what starts that were killed have left in a directory; once."""
+        """Remove what killed starts have left in a directory, once for each directory."""
         if parent_fd not in self._cleared:
             self._cleared.add(parent_fd)
             remove_drafts(parent_fd)
@@ -123,7 +124,7 @@ class RootDirectory:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            raise NeedsHookError(f"the image has something else than a link at {path}") from error
+            raise NeedsHookError(f"the image has something other than a link at {path}") from error
         else:
             self._clear(parent_fd)
             status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
@@ -159,7 +160,7 @@ class RootDirectory:
     def write_files(self, files: "Sequence[tuple[str, int, str, bool]]") -> None:
         """Write files, as (container path, mode, content, only if it is missing); equal ones are left alone.
 
-        Raises NeedsHookError for something else in the place of one, and OSError.
+        Raises NeedsHookError if something else has the path of one, and OSError.
         """
         for path, mode, text, only_if_missing in files:
             parent, _, name = path.rpartition("/")
@@ -191,10 +192,10 @@ def _is_young(status: os.stat_result) -> bool:
 
 
 def _renew_link(parent_fd: int, name: str, target: str, owner: os.stat_result) -> None:
-    """Make a link anew that another start has just made: if that one fails, it takes away none but its own."""
+    """Remake a link that another start has just made: if that start fails, it removes only its own link."""
     try:
         replace_link(name, target, parent_fd, owner=(owner.st_uid, owner.st_gid))
-    except OSError:  # nobody can write here, to take it away either
+    except OSError:  # no process can write here, or remove the link
         return
 
 
@@ -209,7 +210,7 @@ def _renew_file(parent_fd: int, name: str, content: bytes, status: os.stat_resul
 
 
 def find_obstacle(root_fd: int, links: "Sequence[tuple[str, str]]", libraries: "Sequence[tuple[str, str, int]]") -> str:
-    """Return why links and cache could not be made in a root directory, as far as looking tells; "" for no reason."""
+    """Return why links and cache could not be made in a root directory, without trying; "" if nothing prevents it."""
     try:
         for path, _ in links:
             fd = _open_if_there(root_fd, path, os.O_NOFOLLOW)
@@ -217,7 +218,7 @@ def find_obstacle(root_fd: int, links: "Sequence[tuple[str, str]]", libraries: "
                 mode = os.fstat(fd).st_mode
                 os.close(fd)
                 if not stat.S_ISLNK(mode):
-                    raise NeedsHookError(f"the image has something else than a link at {path}")
+                    raise NeedsHookError(f"the image has something other than a link at {path}")
         parent, _, name = LD_CACHE.rpartition("/")
         parent_fd = _open_if_there(root_fd, parent, os.O_DIRECTORY) if libraries else -1
         if parent_fd >= 0:
@@ -242,7 +243,7 @@ def _open_if_there(root_fd: int, path: str, flags: int) -> int:
 def _extended(
     parent_fd: int, name: str, libraries: "Sequence[tuple[str, str, int]]"
 ) -> "tuple[bytes, bytes, os.stat_result | None]":
-    """Return the loader's cache in a directory, the same with libraries added, and its status if there is one.
+    """Return the loader's cache in a directory, the cache with libraries added, and the file's status if it exists.
 
     Raises NeedsHookError for a cache that cannot be read or extended, and OSError.
     """
@@ -254,7 +255,7 @@ def _extended(
 
 
 def _read_old(parent_fd: int, name: str, path: str) -> "tuple[bytes, os.stat_result | None]":
-    """Return content and status of a regular file, b"" and None where there is nothing; NeedsHookError for the rest."""
+    """Return content and status of a regular file, b"" and None if it is missing; raises NeedsHookError otherwise."""
     try:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent_fd)
     except FileNotFoundError:
@@ -262,31 +263,31 @@ def _read_old(parent_fd: int, name: str, path: str) -> "tuple[bytes, os.stat_res
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_LD_CACHE:
-            raise NeedsHookError(f"{path} of the image is no regular file of at most {MAX_LD_CACHE >> 20} MiB")
+            raise NeedsHookError(f"{path} of the image is not a regular file of at most {MAX_LD_CACHE >> 20} MiB")
         return _read_file(fd), status
     finally:
         os.close(fd)
 
 
 def _is_own(owner: os.stat_result) -> bool:
-    """Tell whether what this process makes has this owner by itself."""
+    """Tell whether new files of this process have this owner anyway."""
     return (owner.st_uid, owner.st_gid) == (os.geteuid(), os.getegid())
 
 
 def _read_file(path_fd: int) -> bytes:
-    """Return the content of a regular file, given by a descriptor that only names it.
+    """Return the content of a regular file, given an O_PATH descriptor.
 
-    Opening by name whatever an image has there could be opening a device of the host, and some act on it.
+    Opening a path of the image by name could open a device of the host, and some devices act on that.
     """
     with open(os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         return file.read(MAX_LD_CACHE + 1)
 
 
 def resolve_in_root(root_fd: int, path: str, covers: "Covers | None" = None) -> str:
-    """Return where a path leads in the root directory, links followed as runtimes do: they make what is missing there.
+    """Return where a path leads in the root directory, following links as runtimes do, which create missing targets.
 
-    ``covers``: of :func:`find_covers`.  From one of these on the rest stays as it is, for what is mounted there decides
-    where that leads, and not what the image has below it.  The text is for comparisons only: nothing is opened by it.
+    ``covers``: of :func:`find_covers`.  Below one of these the rest of the path is not resolved: the mount decides
+    where it leads, not the image.  The text is for comparisons only: nothing is opened by it.
     """
     if len(path) > MAX_PATH:  # nothing can be mounted on a longer one
         return path
@@ -331,7 +332,7 @@ def resolve_in_root(root_fd: int, path: str, covers: "Covers | None" = None) -> 
 
 
 def resolver(root_fd: int, covers: "Covers | None" = None) -> "Callable[[str], str]":
-    """Return :func:`resolve_in_root` for many paths: an image can make that long, so each directory is once."""
+    """Return :func:`resolve_in_root` for many paths: each directory is resolved once, as an image can make it slow."""
     known: dict[str, str] = {}
 
     def resolve(path: str) -> str:
@@ -344,10 +345,10 @@ def resolver(root_fd: int, covers: "Covers | None" = None) -> "Callable[[str], s
 
 
 def find_covers(root_fd: int, mounts: "Iterable[dict[str, Any]]") -> "tuple[Covers, str]":
-    """Return which entries of mounts go where in the root directory, and the first whose place is not sure, or "".
+    """Return the resolved targets of mounts in the root directory, and the first mount with an uncertain one, or "".
 
-    ``mounts``: entries with a destination, in their order.  A link in one volume decides where another goes that is
-    mounted below it: its owner can make such links.
+    ``mounts``: entries with a destination, in their order.  A link in one volume decides the target of another volume
+    mounted below it, and its owner can make such links.
     """
     covers: "Covers" = {}
     unsure = ""
@@ -361,14 +362,14 @@ def find_covers(root_fd: int, mounts: "Iterable[dict[str, Any]]") -> "tuple[Cove
 
 
 def find_cover(covers: "Covers", place: str) -> str:
-    """Return the place of what is mounted on a place, or on the nearest directory above it; "" where nothing is."""
+    """Return the mount target that covers a path, at the path or nearest above it; "" if none does."""
     while place not in covers and place not in ("", "/"):
         place = place.rpartition("/")[0] or "/"
     return place if place in covers else ""
 
 
 def leads_elsewhere(covers: "Covers", path: str, place: str) -> bool:
-    """Tell whether a path may lead out of the mount that its place is below: by a link there, or by procfs."""
+    """Tell whether a path may lead out of the mount that covers it: by a link in the mount, or by procfs."""
     top = find_cover(covers, place)
     if top in ("", "/", place):
         return False
@@ -393,5 +394,5 @@ def _is_bound(mount: "dict[str, Any]") -> bool:
 
 
 def _is_tmpfs(mount: "dict[str, Any]") -> bool:
-    """Tell whether it is a file system in which nothing is but what the image has (tmpcopyup) or the runtime makes."""
+    """Tell whether it is a file system that contains only files of the image (tmpcopyup) or of the runtime."""
     return mount.get("type") == "tmpfs" and not _is_bound(mount)

@@ -215,7 +215,7 @@ def _links(name: str, values: list[str]) -> tuple[tuple[str, str], ...]:
 
 def _check_text(name: str, option: str, text: str) -> None:
     if not text.isprintable() and any(character < " " or character == "\x7f" for character in text):
-        raise _bad(f"{name}: --{option} {quoted(text)} has a control character")
+        raise _bad(f"{name}: --{option} {quoted(text)} contains a control character")
 
 
 def _path(name: str, option: str, path: str) -> str:

@@ -121,4 +121,4 @@ def _keep_file(error: OcigpuError, path: str, reasons: tuple[str, ...]) -> Ocigp
     if not os.path.lexists(path):
         return error
     state = f", and is stale: {'; '.join(reasons)}" if reasons else ""
-    return OcigpuError(error.code, f"{error.message}; {path} was left as it was{state}", error.hint)
+    return OcigpuError(error.code, f"{error.message}; {path} is unchanged{state}", error.hint)

@@ -99,7 +99,7 @@ class Registry(NamedTuple):
         what, found = (f"Devices of {kind}", names) if names else ("Kinds", sorted({spec.kind for spec in self.specs}))
         more = ", ..." if len(found) > HINTED else ""
         if not found and self.errors:
-            return f"See what is wrong with it: ocigpu cdi validate {self.errors[0][0]}"
+            return f"Check it: ocigpu cdi validate {self.errors[0][0]}"
         return f"{what} that are defined: {_listed(found[:HINTED])}{more}; all: ocigpu cdi list" if found else None
 
     def definitions(self) -> dict[str, tuple[LoadedSpec, ...]]:

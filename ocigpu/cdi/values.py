@@ -91,7 +91,7 @@ def _find_field(
             if name in value or name in result:
                 found.error((where, name), "duplicate-field", f"given twice, also as {quoted(text)}")
                 return ""
-            found.warning((where, name), "field-case", f"written {quoted(text)}: some readers know only {name}")
+            found.warning((where, name), "field-case", f"written {quoted(text)}: some readers accept only {name}")
             return name
     near = suggest(text, fields)
     meant = f", {near}" if near else f": the fields here are {', '.join(fields)}"
@@ -130,7 +130,7 @@ def read_text(found: Found, value: "Any", where: "Where") -> str | None:
     if isinstance(value, str):
         if not value.isprintable():
             if "\0" in value:
-                found.error(where, "text", "has a NUL character")
+                found.error(where, "text", "contains a NUL character")
             elif any("\ud800" <= character <= "\udfff" for character in value):
                 found.error(where, "text", "is not valid Unicode")
         return value
@@ -189,9 +189,9 @@ def read_source(found: Found, value: "Any", where: "Where") -> str | None:
     if not text:
         return text
     if ".." in text and ".." in text.split("/"):
-        found.error(where, "path", f'path {quoted(text)} has a ".." component')
+        found.error(where, "path", f'path {quoted(text)} contains a ".." component')
     if not text.isprintable() and any(c < " " or c == "\x7f" for c in text) and "\0" not in text:
-        found.error(where, "path", f"path {quoted(text)} has a control character")
+        found.error(where, "path", f"path {quoted(text)} contains a control character")
     return text
 
 

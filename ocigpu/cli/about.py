@@ -89,7 +89,7 @@ def status_command(config: str = "") -> "show.Answer":
         for one in engines
     ]
     for headers, lines in (
-        (("engine", "state", "knows ocigpu", "cdi", "--gpus"), rows),
+        (("engine", "state", "configured", "cdi", "--gpus"), rows),
         (("cdi file", "kind", "state"), [(path, kind, state.word) for path, kind, state in files]),
         (("unit", "enabled", "active"), [(one["unit"], one["enabled"], one["active"]) for one in units]),
     ):

@@ -187,14 +187,14 @@ def _program(engine: str, told: dict[str, Any], said: Said) -> str:
     if engine != "docker" and not os.path.isabs(path):
         raise UsageError(f"--nvidia-runtime-path: {quoted(path)} is not an absolute path", "")
     if not (os.access(path, os.X_OK) if os.path.isabs(path) else find_program("/", path)):
-        _log(said, f"{path} is not there: the package ocigpu-nvidia-names has NVIDIA's names", "warning")
+        _log(said, f"{path} does not exist: the package ocigpu-nvidia-names provides NVIDIA's names", "warning")
     return path
 
 
 def _drop_in(engine: str, config: str, given: str | None, said: Said) -> str:
     """Return the file that gets the entry, the main file itself for none, "" for what ``ocigpu engine`` would take.
 
-    The toolkit's own is taken where containerd merges the tables of drop-ins, and where it is there already.
+    The toolkit's own is taken where containerd merges the tables of drop-ins, and where it already exists.
     """
     from ocigpu.engines.checker import program_version
     from ocigpu.engines.configure import ConfigureOptions, main_config, merges_plugins

@@ -21,20 +21,20 @@ from ocigpu.system.files import read_regular
 from ocigpu.system.paths import open_in_root
 
 UNKNOWN = {
-    "containerd": "the image, or whoever started it (a pod, the device plugin): config.json does not tell which",
-    "podman": "the image, or podman run --env: config.json does not tell which",
-    "": "config.json does not tell whether an image or a command line set the variable",
+    "containerd": "the image, or whoever started it (a pod, the device plugin): config.json does not show which",
+    "podman": "the image, or podman run --env: config.json does not show which",
+    "": "config.json does not show whether an image or a command line set the variable",
 }
 
 
 def tell_origin(request: Request, config: dict[str, Any], container: Container | None) -> str:
-    """Return who asked, in words; "" for a container that asks for nothing."""
+    """Return who asked, in words; "" for a container that requests nothing."""
     if not request.source:
         return ""
     if request.source == MOUNT_SOURCE:
         return "mounts of /dev/null in its configuration, as Kubernetes' device plugin makes them"
     if request.source.startswith("annotation "):
-        return "an annotation: its image, its pod or its engine: config.json does not tell which"
+        return "an annotation: its image, its pod or its engine: config.json does not show which"
     if request.source.startswith("CUDA_VERSION="):
         return f"its image: an old one of CUDA, which means all GPUs where {DEVICES_VARIABLE} is not set"
     variable = request.source.partition("=")[0]
@@ -184,8 +184,8 @@ def describe_users(users: dict[str, str], env: Collection[object]) -> str:
         return ""
     files = " and ".join(f"{path}, which uses driver files for {capability}" for capability, path in users.items())
     said = [text for text in env if isinstance(text, str) and text.startswith(f"{CAPABILITIES_VARIABLE}=")]
-    why = "does not ask for them" if said else "is not set"
+    why = "does not request them" if said else "is not set"
     return (
-        f"the image has {files}: {CAPABILITIES_VARIABLE} {why}, so the container has none (NVIDIA's default mode gives"
-        f" all unasked); {CAPABILITIES_VARIABLE}=all gives them"
+        f"the image has {files}: {CAPABILITIES_VARIABLE} {why}, so the container has none (NVIDIA's default mode"
+        f" provides all without a request); {CAPABILITIES_VARIABLE}=all provides them"
     )

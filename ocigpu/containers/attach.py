@@ -77,7 +77,7 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     notes = give(live, now, grant, numbers, [*view, *actions], record, new)
     if is_of_pod(live.config):
         listed = ", ".join(new)
-        notes += (f"the kubelet is not told: it counts {listed} as free, and may give the same to another pod",)
+        notes += (f"the kubelet does not know: it counts {listed} as free, and may assign the same to another pod",)
     return Changed(new, already, devices, notes)
 
 

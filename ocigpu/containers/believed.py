@@ -274,7 +274,7 @@ def read_shown(own: OwnState, state: dict[str, Any], state_file: str, dir_fd: in
 
 
 def _another(path: str, what: str) -> SpecError:
-    hint = "It was changed after the start, or another one has its place."
+    hint = "It was changed or replaced after the start."
     return SpecError("OCIGPU-SPEC-1", f"read {path}: the container was started with {what} than it says", hint)
 
 
@@ -346,7 +346,7 @@ def read_trusted(path: str, limit: int, below: str = "") -> TrustedFile:
                 raise _refused(path, cause)
             status = os.fstat(fd)
             if why_untrusted(status.st_uid, status.st_mode):
-                cause = "others than root may write it, so it does not say what was granted"
+                cause = "users other than root may write it, so it does not prove what was granted"
                 raise _refused(path, cause, f"Make it root's: chown root {path}; chmod go-w {path}")
             with open(f"/proc/self/fd/{fd}", "rb") as file:
                 text = read_part(file, limit + 1)
@@ -358,8 +358,11 @@ def read_trusted(path: str, limit: int, below: str = "") -> TrustedFile:
 
 
 def _refused(path: str, cause: str, hint: str = "") -> SpecError:
-    hint = hint or "What could be another's does not say what a container was granted. To look at it: ocigpu diff DIR"
-    return SpecError("OCIGPU-SPEC-1", f"read {path}: it is not believed: {cause}", hint)
+    hint = (
+        hint
+        or "A file that others can write does not prove what a container was granted. To inspect it: ocigpu diff DIR"
+    )
+    return SpecError("OCIGPU-SPEC-1", f"read {path}: it is not trusted: {cause}", hint)
 
 
 def _open_by_steps(path: str) -> tuple[int, str]:
@@ -428,15 +431,15 @@ def why_of_containers(place: str) -> str:
     for number, part in enumerate(parts):
         above, rest = "/".join(parts[:number]), parts[number + 1 :]
         if part.startswith(("io.containerd.snapshotter.", "io.containerd.content.")):
-            return f"{above}/{part} has layers of images"
+            return f"{above}/{part} contains layers of images"
         if part == "volumes" and rest[1:2] == ["_data"]:
-            return f"{above}/{part} has volumes of containers"
+            return f"{above}/{part} contains volumes of containers"
         if part == "pods" and rest[1:2] in (["volumes"], ["volume-subpaths"]):
-            return f"{above}/{part} has volumes of pods"
+            return f"{above}/{part} contains volumes of pods"
         if part and rest and os.path.isdir(f"{above}/{part}-layers"):
-            return f"{above}/{part} has layers of images"
+            return f"{above}/{part} contains layers of images"
         if part in _LAYERS and all(os.path.isdir(f"{above}/{name}") for name in ("image", "containers")):
-            return f"{above}/{part} has layers of images"
+            return f"{above}/{part} contains layers of images"
     return ""
 
 

@@ -43,7 +43,7 @@ def _raw_answer(child: Child) -> Any:
     except TimeoutError as error:
         raise TimeoutError("it took too long") from error
     except (ValueError, OverflowError) as error:
-        raise OSError("the process that looked was killed") from error
+        raise OSError("the inspecting process was killed") from error
     return answer
 
 
@@ -136,6 +136,6 @@ def look_into(containers: Sequence[Container], look: Callable[[int], Any]) -> li
         except OcigpuError as error:
             return None, error.message
         except OSError as error:
-            return None, f"its files cannot be looked at: {error.strerror or error}"
+            return None, f"its files cannot be inspected: {error.strerror or error}"
 
     return [result(ask) for ask in ask_each(partial(open_and_look, container) for container in containers)]

@@ -24,8 +24,8 @@ from ocigpu.entry.own_hooks import split_hooks
 from ocigpu.gpus.vendors import parse_request
 
 REPLACED_NOTE = (
-    "the original is found by taking back what was added; what the edit had replaced (another hook for GPUs,"
-    " a device or mount of the same path, the value of a variable) is not in the file any more"
+    "the original is reconstructed by removing what was added; what the edit replaced (another hook for GPUs,"
+    " a device or mount of the same path, the value of a variable) is no longer in the file"
 )
 
 
@@ -135,10 +135,10 @@ def _without_devices(config: dict[str, Any], settings: Settings, bundle: str, ca
         edits = split_hooks(resolved.edits, program)[0] if carried_out else resolved.edits
         inject(alone, edits, declare_rules=declare_rules, files=resolved.files, rootless=not root)
     except OcigpuError as error:
-        note = f"what its CDI devices brought cannot be told: {error.line}"
+        note = f"what its CDI devices added is unknown: {error.line}"
         return Original(config, "", (note,))
     if not devices:
-        note = "the CDI devices that it has are of no specification that is there now: they cannot be taken back"
+        note = "no present specification defines its CDI devices: they cannot be removed"
         return Original(config, "", (note,))
     return _subtract(config, alone)._replace(devices=devices)
 
@@ -206,8 +206,8 @@ def _subtract(found: dict[str, Any], added: dict[str, Any]) -> Original:
     notes = [REPLACED_NOTE]
     if taken < wanted:
         notes.append(
-            f"{wanted - taken} of {wanted} edits of the CDI specifications are not in the file: the specifications are"
-            " others than at the start, or something else injected the devices"
+            f"{wanted - taken} of {wanted} edits of the CDI specifications are not in the file: the specifications"
+            " have changed since the start, or something else injected the devices"
         )
     return Original(found, "cdi", tuple(notes))
 

@@ -37,8 +37,8 @@ IN_ORDER = ("there", "allowed", "detached", "")
 """What :class:`Step` says of a part that is as it should be, or that is not looked at."""
 
 
-VOID = "not told any more: what its CDI devices bring sets NVIDIA_VISIBLE_DEVICES to void"
-FOUND_BY_NODES = "CDI devices, told by their nodes"
+VOID = "no longer known: its CDI devices set NVIDIA_VISIBLE_DEVICES to void"
+FOUND_BY_NODES = "CDI devices, recognized by their nodes"
 
 
 class Capability(NamedTuple):
@@ -148,7 +148,7 @@ def _steps(planned: Planned) -> list[Step]:
 
 
 def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[str]]:
-    """Return the steps with their states in the running container, and notes on what could not be looked at."""
+    """Return the steps with their states in the running container, and notes on what could not be inspected."""
     (allowed,) = read_allowed([container], [(rule.major, rule.minor) for rule in plan.device_rules()])
     notes = [allowed.unknown] if allowed.unknown else []
 
@@ -240,7 +240,7 @@ def _explain_compat(plan: Plan, request: Request, settings: Settings, facts: Hos
         if settings.cuda_compat_mode != "ldconfig":
             return f"{plan.image.compat_dir} not used: cuda-compat-mode is {settings.cuda_compat_mode}"
         if "compute" not in request.capabilities:
-            return f"{plan.image.compat_dir} not used: the capability compute is not asked for"
+            return f"{plan.image.compat_dir} not used: the capability compute is not requested"
         return f"{plan.image.compat_dir} used: its libcuda suits driver {facts.driver_version} and is newer"
     try:
         found = look_below(root, has_compat)

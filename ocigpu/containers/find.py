@@ -75,7 +75,7 @@ def find_containers(places: Places) -> tuple[list[Container], list[str]]:
                 break
             trusted = True  # all others are entries of this directory, too, and no links
             found.append(container)
-        notes += [f"{root}: states of user {uid} are not trusted: look at them as that user" for uid in sorted(others)]
+        notes += [f"{root}: states of user {uid} are not trusted: inspect them as that user" for uid in sorted(others)]
     return sorted(found, key=lambda one: (one.engine, one.name, one.state_file)), notes
 
 
@@ -88,8 +88,8 @@ def find_container(places: Places, text: str) -> Container:
     found = [one for one in containers if one.id == text] or [one for one in containers if one.name == text]
     found = found or [one for one in containers if text and one.id.startswith(text)]
     if not found:
-        also = f" ({len(notes)} not readable: see ocigpu ps)" if notes else ""
-        raise OcigpuError("OCIGPU-CTR-1", f"no container {quoted(text)} among {len(containers)}{also}")
+        also = f", {len(notes)} not readable: see ocigpu ps" if notes else ""
+        raise OcigpuError("OCIGPU-CTR-1", f"no container {quoted(text)} ({len(containers)} found{also})")
     if len(found) > 1:
         names = ", ".join(quoted(f"{one.id} ({one.engine or one.runtime} {one.name})") for one in found[:4])
         more = f" and {len(found) - 4} more" if len(found) > 4 else ""

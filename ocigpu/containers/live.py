@@ -126,7 +126,7 @@ def require_root(what: str) -> None:
     if os.geteuid() != 0 or not in_initial_user_namespace():
         raise OcigpuError("OCIGPU-CTR-6", f"{what}: it needs root, outside of user namespaces")
     if not libc.capget().effective >> libc.CAP_SYS_ADMIN & 1:
-        hint = "A service that systemd confines has not (CapabilityBoundingSet=): see ocigpu-repair.service."
+        hint = "A service that systemd confines lacks it (CapabilityBoundingSet=): see ocigpu-repair.service."
         raise OcigpuError("OCIGPU-CTR-6", f"{what}: it needs CAP_SYS_ADMIN", hint)
 
 

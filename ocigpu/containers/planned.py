@@ -60,7 +60,7 @@ def why_not_spec(
 ) -> str:
     """Return why mode spec would leave a bundle's container to the hook, "" if nothing speaks for that.
 
-    For a runtime that root starts.  Where the root directory is not there yet, only the configuration is looked at.
+    For a runtime that root starts.  Where the root directory does not exist yet, only the configuration is looked at.
     ``root``: as for :func:`image_facts`.
     """
     config = copy.deepcopy(container)

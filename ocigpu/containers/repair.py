@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NOTHING = "nothing"
 """Stamp of a container that has no device: there is nothing to compare."""
 RETRY = 60.0
-"""Seconds until a container that could not be looked at is tried again: it must not delay the others."""
+"""Seconds until a container that could not be inspected is tried again: it must not delay the others."""
 
 
 ROUND = 30.0

@@ -447,7 +447,7 @@ def _holders(ask: Callable[[], Any]) -> Holders:
     try:
         return tuple(Process(pid, command, tuple(devices)) for pid, command, devices in ask()), ()
     except OSError as error:
-        return (), (f"its processes cannot be looked at: {error.strerror or error}",)
+        return (), (f"its processes cannot be inspected: {error.strerror or error}",)
 
 
 def _look_for_holders(pids: Sequence[int], names: dict[Number, str]) -> list[tuple[int, str, list[str]]]:

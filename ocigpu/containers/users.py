@@ -53,7 +53,7 @@ def find_of_users(facts: HostFacts, settings: Settings) -> tuple[list[OfUser], l
     return found, notes
 
 
-_NOT_LOOKED_AT = "containers of user {} could not be looked at"
+_NOT_LOOKED_AT = "containers of user {} could not be inspected"
 
 
 def ask_users(look: Callable[[Places], Any], seconds: float) -> tuple[dict[str, Any], list[str]]:

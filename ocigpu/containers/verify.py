@@ -148,7 +148,7 @@ def _library_row(library: Library, path: str, granted: bool, file: ProbedFile, l
     elif granted and library.soname and kind(linked) != _HOST_FILE:
         verdict, why = LESS, f"the name that programs open, {library.soname}, leads to {kind(linked)}"
     elif not granted and inside == _HOST_FILE:
-        verdict, why = MORE, "not granted, but it is there"
+        verdict, why = MORE, "not granted, but present"
     return LibraryRow(library.name, path, granted, inside, verdict, why)
 
 

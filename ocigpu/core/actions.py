@@ -1,9 +1,9 @@
 """The vocabulary of a plan: small immutable actions, each with the reason it is there.
 
-A plan is decided in a vendor's folder of :mod:`ocigpu.gpus` and carried out elsewhere: :mod:`ocigpu.bundle` says in
-config.json what can be said there, :mod:`ocigpu.provision` acts inside a container's namespaces, :mod:`ocigpu.cdi`
-writes specifications.  Paths named ``container_path`` are absolute paths inside the container; ``host_path`` are
-absolute, resolved paths on the host.
+A plan is made in a vendor's folder of :mod:`ocigpu.gpus` and carried out elsewhere: :mod:`ocigpu.bundle` declares in
+config.json what can be declared there, :mod:`ocigpu.provision` acts inside a container's namespaces, and
+:mod:`ocigpu.cdi` writes specifications.  Paths named ``container_path`` are absolute paths inside the container;
+``host_path`` are absolute, resolved paths on the host.
 """
 
 from ocigpu.core.facts import DeviceNode, ImageFacts, to_data
@@ -46,7 +46,8 @@ class AllowDevice(NamedTuple):
 class JoinGroup(NamedTuple):
     """Put the container's process into a group of the host, which alone may open some of its nodes.
 
-    Said in config.json (:mod:`ocigpu.system.groups`): nobody can do it for a process that is there already.
+    Declared in config.json (:mod:`ocigpu.system.groups`): the groups of an existing process cannot be changed from
+    outside.
     """
 
     gid: int
@@ -61,7 +62,7 @@ class Bind(NamedTuple):
 
     ``options``: of "ro", "nosuid", "nodev", "noexec".  ``kind``: "file", "directory" or "socket" (a socket is mounted
     on an empty file).  ``optional``: a source that has vanished since the facts were read is skipped with a note, and
-    whatever else goes wrong is a note too.
+    any other failure becomes a note too.
     """
 
     host_path: str
@@ -115,8 +116,8 @@ class Link(NamedTuple):
 class RefreshLdCache(NamedTuple):
     """Let the container's loader find ``directories``: run the host's ldconfig, sandboxed, in the container's root.
 
-    ``ldconfig``: host path.  ``directories``: container paths given to ldconfig, first one wins.  ``entries``: (name,
-    container path, bits) to be added to the cache of the image instead, if that can be done.
+    ``ldconfig``: host path.  ``directories``: container paths passed to ldconfig, the first one wins.  ``entries``:
+    (name, container path, bits) to add to the image's cache instead, if that is possible.
     """
 
     ldconfig: str
@@ -130,7 +131,7 @@ class RefreshLdCache(NamedTuple):
 
 
 class TextFile(NamedTuple):
-    """Write a small regular file; one that has this content already is left alone, another content is replaced.
+    """Write a small regular file; an equal one is left unchanged, any other content is replaced.
 
     Missing directories are made (0755).  ``only_if_missing``: an existing file of any content is left alone.
     ``optional``: what goes wrong is a note.
@@ -159,7 +160,7 @@ class Mode(NamedTuple):
 
 
 class ReadOnly(NamedTuple):
-    """Make what is at ``container_path`` read-only, by linux.readonlyPaths: the runtime does it, in procfs too."""
+    """Make ``container_path`` read-only, by linux.readonlyPaths: the runtime does it, in procfs too."""
 
     container_path: str
     reason: str
@@ -169,7 +170,7 @@ class ReadOnly(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Hide what is at ``container_path``, by linux.maskedPaths: an empty directory, or /dev/null, is in its place."""
+    """Hide ``container_path``, by linux.maskedPaths: an empty directory, or /dev/null, is mounted over it."""
 
     container_path: str
     reason: str
@@ -199,7 +200,7 @@ KINDS = {
 
 
 class StartLdconfig(NamedTuple):
-    """Make ready the process in which ldconfig will run for ``refresh``: it starts while other steps are taken."""
+    """Prepare the process in which ldconfig will run for ``refresh``: it starts in parallel with other steps."""
 
     refresh: RefreshLdCache
     reason: str = "it is made ready beside other steps"
@@ -226,10 +227,10 @@ STEPS = {**KINDS, StartLdconfig: "start-ldconfig", FinishLdconfig: "finish-ldcon
 
 
 def _concerns_ldconfig(action: "Action") -> bool:
-    """Tell whether ldconfig may look at what an action makes: its settings, directories, and names with ".so" in them.
+    """Tell whether ldconfig may read what an action makes: its settings, directories, and names that contain ".so".
 
-    The latter are all that it looks at in a directory (glibc, elf/ldconfig.c); a link may lead to one, and a mode close
-    one to it.  /proc, /sys and /dev are hidden from it.
+    In a directory it reads only such names (glibc, elf/ldconfig.c); a link may lead to one, and a mode may make one
+    unreadable. /proc, /sys and /dev are hidden from it.
     """
     path = getattr(action, "container_path", "/dev/")
     directory = isinstance(action, Bind) and action.kind == "directory"
@@ -238,13 +239,13 @@ def _concerns_ldconfig(action: "Action") -> bool:
 
 
 class Plan(NamedTuple):
-    """What will be done for one container, in order: ``actions`` are the :attr:`base` and all ``parts`` together.
+    """All steps for one container, in order: ``actions`` are the :attr:`base` and all ``parts`` together.
 
-    ``parts``: what each device brings, by its UUID (``NAME`` of an opt-in part, ``imex-channel=N``); actions that two
-    devices share, as the node of two MIG devices' GPU, are in both parts.  A specification has the base as its
-    containerEdits and each part as a device; attached to a container are the parts of the devices that it gets.
-    ``gpus``/``mig_devices``: UUIDs of what is granted.  ``notes``: warnings, a sentence each.
-    An empty ``actions`` means: the container asked for nothing.
+    ``parts``: the actions of each device, by its UUID (``NAME`` of an opt-in part, ``imex-channel=N``); actions that
+    two devices share, such as the node of the GPU of two MIG devices, are in both parts.  In a specification the base
+    is the containerEdits and each part is a device; attaching a device to a container carries out its part.
+    ``gpus``/``mig_devices``: UUIDs of granted devices.  ``notes``: warnings, a sentence each.  Empty ``actions`` mean
+    that the container requested nothing.
     """
 
     actions: "tuple[Action, ...]"
@@ -259,21 +260,21 @@ class Plan(NamedTuple):
 
     @property
     def base(self) -> "tuple[Action, ...]":
-        """What the container gets whatever its devices are, and views that show all of them."""
+        """The actions that do not depend on the container's devices, and views that show all of them."""
         brought = {action for part in self.parts.values() for action in part}
         return tuple(action for action in self.actions if action not in brought)
 
     def brought_by(self, devices: "Sequence[str]", had: "Sequence[str]" = ()) -> "list[Action]":
-        """Return the parts of these devices, less what devices that a container ``had`` have brought it."""
+        """Return the parts of these devices, without actions that the devices in ``had`` have already brought."""
         there = {action for device in had for action in self.parts.get(device, ())}
         new = dict.fromkeys(action for device in devices for action in self.parts.get(device, ()))
         return [action for action in new if action not in there]
 
     def steps(self) -> "list[Step]":
-        """Return what a process in the container does, in order; device rules and groups are set from outside.
+        """Return the steps of the process in the container, in order; device rules and groups are set from outside.
 
-        ldconfig takes longest, so each run of it goes on beside the actions before it in the plan that it does not look
-        at.  It has ended before the actions after it, and before another one starts: it is killed with its process.
+        ldconfig takes longest, so each run of it overlaps the preceding actions whose results it does not read.  It
+        ends before the actions that follow it, and before another run starts; it is killed together with its process.
         """
         done: "list[Step]" = []
         before: "list[Action]" = []
@@ -300,7 +301,7 @@ class Plan(NamedTuple):
 
 
 def join_plans(plans: "Sequence[Plan]") -> Plan:
-    """Return what several plans for one container, by vendors, say together; what is one for all is the first's."""
+    """Join the plans of several vendors for one container; fields that exist once are taken from the first plan."""
     if len(plans) == 1:
         return plans[0]
     return plans[0]._replace(
@@ -313,7 +314,7 @@ def join_plans(plans: "Sequence[Plan]") -> Plan:
 
 
 def node_actions(*nodes: DeviceNode, reason: str = "") -> "tuple[Node | AllowDevice, ...]":
-    """Return what gives a container device nodes: of each the node, and the right to read and write."""
+    """Return the actions for device nodes: the node and the permission to read and write it."""
     pairs = ((Node(node, reason), AllowDevice(node.major, node.minor, "rw", reason)) for node in nodes)
     return tuple(action for pair in pairs for action in pair)
 
@@ -321,8 +322,8 @@ def node_actions(*nodes: DeviceNode, reason: str = "") -> "tuple[Node | AllowDev
 def join_groups(nodes: "Sequence[DeviceNode]") -> tuple[JoinGroup, ...]:
     """Return the groups that users other than root must be in to open these nodes, by id.
 
-    As NVIDIA's toolkit has it: those of nodes that are of another group than root's and that not everybody may both
-    read and write.
+    As in NVIDIA's toolkit: the groups of nodes that belong to a group other than root and are not readable and writable
+    for all.
     """
     paths: dict[int, list[str]] = {}
     for node in nodes:

@@ -1,7 +1,7 @@
 """Names of the CDI specification: qualified device names, kinds, annotation keys, and stages of hooks.
 
-What the reference library enforces is what counts where it differs from the prose (no limits of length, a colon in
-device names).
+If the reference library differs from the text of the specification, the library decides (no limits of length, a colon
+in device names).
 """
 
 from ocigpu.core.errors import CdiError, quoted
@@ -55,7 +55,7 @@ def check_device(device: str) -> str:
 def _check_characters(what: str, name: str, permitted: "frozenset[str]") -> str:
     for character in name:
         if character not in permitted:
-            return f"{what} {quoted(name)} has the character {quoted(character)}"
+            return f"{what} {quoted(name)} contains the character {quoted(character)}"
     return ""
 
 

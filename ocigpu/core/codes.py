@@ -1,4 +1,4 @@
-"""What each error code means, from codes.toml; loaded when somebody is told of an error.
+"""What each error code means, from codes.toml; loaded when an error is reported.
 
 ``ocigpu explain CODE`` and the codes' pages on the documentation's site are made of the same file.
 """
@@ -30,9 +30,9 @@ with open(PATH, "rb") as _file:
 
 
 def __getattr__(name: str) -> "Any":
-    """Make the tables when one is asked for: the hook reads the file before it enters a container, mostly for nothing.
+    """Make the tables when one is first used: the hook reads the file early, and usually does not need it.
 
-    A parser of TOML is more than a start can load.
+    A TOML parser would cost a start too much.
     """
     if name not in ("AREAS", "CODES"):
         raise AttributeError(name)

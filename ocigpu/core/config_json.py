@@ -14,11 +14,11 @@ MAX_CONFIG_BYTES = 32 << 20
 VENDOR_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 OUR_HOOK = "ocigpu-hook"
 DECLARED = "ocigpu/declared"
-"""Annotation that says what of a config.json an edit has put there (:mod:`ocigpu.bundle.edit`)."""
+"""Annotation that records which parts of a config.json an edit has added (:mod:`ocigpu.bundle.edit`)."""
 CDI_DEVICES = "ocigpu/cdi"
-"""Annotation with the CDI devices whose hooks the shim has carried out: no hook is left to tell."""
+"""Annotation with the CDI devices whose hooks the shim has carried out: no remaining hook shows them."""
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where hosts have programs; also what a service without a PATH of its own has (systemd.exec(5))."""
+"""The usual directories of programs, which are also systemd's default PATH of a service (systemd.exec(5))."""
 HOOK_ENVIRONMENT = [f"PATH={SEARCH_PATH}", "LC_ALL=C.UTF-8"]
 """Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
 
@@ -48,7 +48,7 @@ def parse_json(text: bytes, what: str, code: str = "OCIGPU-SPEC-2") -> "dict[str
         value = rawjson.parse(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise SpecError(code, f"{what}: not UTF-8 at byte {error.start}") from error
-    except RecursionError as error:  # the interpreter's words depend on its version
+    except RecursionError as error:  # the interpreter's wording depends on its version
         raise SpecError(code, f"{what}: nested too deeply") from error
     except ValueError as error:
         message = printable(str(error), 200)
@@ -115,14 +115,14 @@ def rootfs_path(config: "dict[str, Any]", bundle: str) -> str:
 
 
 def clean_path(path: str) -> str:
-    """Return an absolute path without ``..`` and double slashes, of which normpath keeps two at the beginning."""
+    """Return an absolute path without ``..`` and double slashes; normpath alone keeps two slashes at the beginning."""
     return os.path.normpath("/" + path.lstrip("/"))
 
 
 def is_path(text: str) -> bool:
     """Tell whether a text of a JSON document can be a path: neither empty, nor with NUL or half a surrogate pair.
 
-    Of such halves Python makes bytes or an error, and Go, which the runtime is written in, another character.
+    Python turns such halves into bytes or an error, and Go, the runtime's language, into another character.
     """
     if not text or "\0" in text:
         return False

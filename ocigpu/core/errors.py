@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAKE_NODES = "ocigpu system create-device-nodes"
-"""What hints name for nodes that the host lacks."""
+"""The command that hints suggest for device nodes that the host lacks."""
 
 
 class OcigpuError(Exception):
@@ -32,7 +32,7 @@ class OcigpuError(Exception):
 
     @property
     def hint(self) -> str:
-        """What to do about it: what was given with the error, else the code's fix; "" for nothing."""
+        """What to do about it: the error's own hint, else the code's fix; "" for none."""
         if self._hint is not None:
             return self._hint
         from ocigpu.core.codes import CODES
@@ -68,7 +68,7 @@ class SpecError(OcigpuError):
 
 
 class RequestError(OcigpuError):
-    """The image or pod asks for something impossible."""
+    """The image or pod requests something impossible."""
 
 
 class HostError(OcigpuError):
@@ -97,7 +97,7 @@ REFUSALS = {
     errno.EROFS: "write",
     errno.EIO: "read or write",
 }
-"""What the system refuses with these errors, where nobody was prepared for it."""
+"""What the system refuses with these error numbers, in code that does not handle them."""
 
 PARTS = {
     "cli": (
@@ -116,10 +116,10 @@ PARTS = {
     "kubernetes": ("grpc", "google", "lightkube"),
     "tenants": ("starlette", "uvicorn", "jwt", "cryptography"),
 }
-"""Parts of an installation, extras of the wheel, with the modules that they bring: pyproject.toml."""
+"""Parts of an installation, which are extras of the wheel, and their modules: pyproject.toml."""
 
 UNUSABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What looking into a document raises that somebody else has written: a closed library, an operator, other code."""
+"""The errors that reading a document of a closed library, an operator or other code may raise."""
 
 
 def suggest(word: str, names: "Iterable[str]", most: int = 1, likeness: float = 0.6) -> str:
@@ -133,7 +133,7 @@ def find_near(word: str, names: "Iterable[str]", most: int = 1, likeness: float 
 
     ``likeness``: 0 to 1, that of difflib.
     """
-    from difflib import get_close_matches  # 2 ms, and only for what is refused
+    from difflib import get_close_matches  # 2 ms, and only for refused names
 
     known = list(names)
     near = get_close_matches(word[:80], known, most, likeness)
@@ -141,7 +141,10 @@ def find_near(word: str, names: "Iterable[str]", most: int = 1, likeness: float 
 
 
 def how_to_install(part: str) -> str:
-    """Return how a part gets into the installation that this is.  Never by a name of an index: it is not ours there."""
+    """Return how to install a part into this installation.
+
+    Never by a name on a package index: there it is not ours.
+    """
     place = os.path.abspath(__file__)
     if place.startswith("/usr/lib/ocigpu/"):
         package = "ocigpu" if part == "cli" else "ocigpu-kubernetes"
@@ -155,7 +158,7 @@ def how_to_install(part: str) -> str:
 
 
 def as_own_error(error: BaseException) -> OcigpuError:
-    """Return an error that nobody was prepared for as one of ours.
+    """Return an unexpected error as one of ours.
 
     OCIGPU-INT-4 when the machine is out of something or a disk fails, OCIGPU-PART-1 when a part was not installed,
     OCIGPU-INT-3 when something of Python's own is missing, else OCIGPU-INT-1, a defect.

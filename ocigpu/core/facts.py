@@ -71,7 +71,7 @@ def capability_path(name: str) -> str:
 
 NOT_LISTED = "not listed by NVML (lost, in reset, or not accessible)"
 MISSING_NODE = "device nodes are missing: "
-"""NVML lists a GPU by its node: without it the GPU is as well as ever."""
+"""NVML lists a GPU by its node: a GPU without one may still be healthy."""
 
 
 class Gpu(NamedTuple):
@@ -79,9 +79,9 @@ class Gpu(NamedTuple):
 
     ``index`` is NVML's, ``minor`` the N of /dev/nvidiaN (they may differ), ``bus_id`` is "00000000:3b:00.0" (8 hex
     digits of domain, lower case), ``architecture`` the compute capability "9.0" ("" when only procfs is known),
-    ``proc_name`` the directory below /proc/driver/nvidia/gpus ("0000:3b:00.0" or ""), ``drm_nodes`` its card and
-    render nodes below /dev/dri, ``coherent`` whether it uses the host's page tables (NVML's addressing mode ATS).
-    ``error`` is empty, or says why this GPU cannot be given ("fallen off the bus").
+    ``proc_name`` the directory below /proc/driver/nvidia/gpus ("0000:3b:00.0" or ""), ``drm_nodes`` its card and render
+    nodes below /dev/dri, ``coherent`` whether it uses the host's page tables (NVML's addressing mode ATS).  ``error``
+    is empty, or says why this GPU cannot be used ("fallen off the bus").
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
@@ -102,7 +102,7 @@ class Gpu(NamedTuple):
 
     @property
     def title(self) -> str:
-        """How messages call it: a GPU that NVML does not list has no index, but a PCI address."""
+        """The GPU's name in messages: a GPU that NVML does not list has no index, but a PCI address."""
         unlisted = self.error == NOT_LISTED or self.error.startswith(MISSING_NODE)
         return f"GPU {self.bus_id if unlisted and self.bus_id else self.index}"
 
@@ -123,8 +123,7 @@ class Library(NamedTuple):
 class HostFile(NamedTuple):
     """A binary, firmware image, socket, directory or configuration file of the driver.
 
-    ``capabilities`` as for :class:`Library`; empty: needed whenever a GPU is given.
-    ``kind``: "file", "directory" or "socket".
+    ``capabilities`` as for :class:`Library`; empty: needed for every GPU.  ``kind``: "file", "directory" or "socket".
     """
 
     host_path: str
@@ -142,11 +141,11 @@ class ProcFile(NamedTuple):
 
 
 LISTED = "listed"
-"""Name of the part that has what the lists of a Tegra system name for every container."""
+"""Name of the part with the files that the lists of a Tegra system name for every container."""
 
 
 class FeatureNodes(NamedTuple):
-    """What an opt-in variable brings: ``name`` is "gds", "mofed", "gdrcopy" or "nvswitch"; or LISTED.
+    """The nodes of an opt-in variable: ``name`` is "gds", "mofed", "gdrcopy" or "nvswitch"; or LISTED.
 
     ``links``: (target text, path in the container) pairs.
     """
@@ -201,7 +200,7 @@ class HostFacts(NamedTuple):
 
     @property
     def listed(self) -> FeatureNodes | None:
-        """What the lists of a Tegra system name for containers, None where the driver's files are looked for."""
+        """The files that the lists of a Tegra system name, None where the driver's files are searched."""
         return next((feature for feature in self.features if feature.name == LISTED), None)
 
     @property
@@ -233,7 +232,7 @@ def join_facts(parts: "Sequence[HostFacts]") -> HostFacts:
 
 
 class ImageFacts(NamedTuple):
-    """What decides where things go in a container: read from its root by :mod:`ocigpu.provision.image`.
+    """Decides where files go in a container: read from its root by :mod:`ocigpu.provision.image`.
 
     ``library_dir``/``library_dir32``: where driver libraries go; ``libc``: "glibc", "musl" or "" (no loader found);
     ``compat_dir``: directory of CUDA forward-compatibility libraries newer than the driver, or "".

@@ -1,8 +1,8 @@
-"""What a container may ask for, by who asks and by what the settings say: the one place that decides it.  Pure.
+"""What a container may request, by the source of the request and the settings: the only place that decides it.  Pure.
 
-A variable is taken for the image's, whoever wrote it: a config.json does not tell.  So is an annotation: engines pass
-on annotations of images (Podman before 4.5.1) and of pods (CRI-O), docs/SECURITY.md has who does.
-:data:`RULES` is printed there, too (``python -m ocigpu.core.gate``).
+A variable counts as the image's, because a config.json does not show who set it.  So does an annotation: engines pass
+on annotations of images (Podman before 4.5.1) and of pods (CRI-O); docs/SECURITY.md lists which ones.  :data:`RULES` is
+printed there, too (``python -m ocigpu.core.gate``).
 """
 
 from ocigpu.core.errors import RequestError, quoted
@@ -22,7 +22,7 @@ SOURCES = {
     "option": "option of `ocigpu-container-cli`",
     "label": "label",
 }
-"""Ways to ask."""
+"""Ways to request."""
 KINDS = {
     "gpu": "GPUs and MIG devices: index, UUID, PCI address, `all`, `none`, `runtime.nvidia.com/gpu=...`",
     "cdi-gpu": "GPUs by CDI name: class `gpu`, and the kind `cdi.default-kind`",
@@ -36,7 +36,7 @@ KINDS = {
     "part": "`NVIDIA_GDS`, `_MOFED`, `_GDRCOPY`, `_NVSWITCH`",
     "mig": "`NVIDIA_MIG_CONFIG_DEVICES`, `_MONITOR_DEVICES`",
 }
-"""What can be asked for."""
+"""Kinds of requests."""
 
 PARTS = {
     "gds": "NVIDIA_GDS",
@@ -44,9 +44,9 @@ PARTS = {
     "gdrcopy": "NVIDIA_GDRCOPY",
     "nvswitch": "NVIDIA_NVSWITCH",
 }
-"""Opt-in parts, and the variable that asks for each."""
+"""Opt-in parts, and the variable that requests each."""
 CAPABILITIES_ANNOTATION = "ocigpu/driver-capabilities"
-"""Annotation of a specification: the driver capabilities that it has files of, where the settings permit not all."""
+"""Annotation of a specification: the driver capabilities whose files it provides, if the settings do not permit all."""
 IMEX_CLASS = "imex-channel"
 GPU_CLASS = "gpu"
 _CRI_TASKS = "io.containerd.runtime.v2.task"
@@ -55,7 +55,7 @@ _CRI_ANNOTATION = "io.kubernetes.cri.container-type"
 
 
 class Asker(NamedTuple):
-    """On whose behalf something is asked for.
+    """On whose behalf something is requested.
 
     ``privileged``: the container has CAP_SYS_ADMIN.  ``filtered``: no image and no author of a pod can write the
     annotations that name devices (:func:`is_filtered`).
@@ -67,10 +67,10 @@ class Asker(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """What must hold for a request; ``holds``: of asker, source and name of what is asked for.
+    """What must hold for a request; ``holds``: of asker, source and requested name.
 
-    ``code``: of the error that stops the container; "": the request is left out.  ``reason``: why, for people; "": left
-    out without a word.
+    ``code``: of the error that stops the container; "": the request is ignored.  ``reason``: why, for messages; "":
+    ignored without a note.
     """
 
     holds: "Callable[[Asker, str, str], bool]"
@@ -161,8 +161,8 @@ RULES = {
     "part": {"variable": "U"},
     "mig": {"variable": "S", "option": ""},
 }
-"""For each kind and source the conditions, of which all must hold; no entry: it cannot be asked for in this way."""
-_NO_WAY = Condition(lambda *_: False, "it cannot be asked for in this way")
+"""For each kind and source the conditions, of which all must hold; no entry: it cannot be requested in this way."""
+_NO_WAY = Condition(lambda *_: False, "it cannot be requested in this way")
 
 
 def why_not(kind: str, source: str, asker: Asker, name: str = "") -> Condition | None:
@@ -181,7 +181,7 @@ def why_not(kind: str, source: str, asker: Asker, name: str = "") -> Condition |
 
 
 def permits(kind: str, source: str, asker: Asker, where: str, notes: list[str], name: str = "") -> bool:
-    """Return whether a request may be granted; why one is left out goes into ``notes``.
+    """Return whether a request may be granted; the reason for ignoring one is appended to ``notes``.
 
     ``where``: the request for messages.  Raises RequestError for one that stops the container.
     """
@@ -215,7 +215,7 @@ def _is_gpu(device_class: str) -> bool:
 
 
 def is_listed(name: str, settings: Settings) -> bool:
-    """Return whether containers may name a CDI device in what their image can write.
+    """Return whether containers may name a CDI device in variables and annotations that their image can set.
 
     The vendors of GPUs stand for these only: a GPU for virtual machines (nvidia.com/pgpu) is the whole device, and
     parts of the driver have variables and settings of their own.
@@ -256,7 +256,7 @@ def permitted_capabilities(settings: Settings) -> set[str]:
 
 
 def find_bound(source: str, asker: Asker) -> tuple[str, ...]:
-    """Return the driver capabilities beyond which specifications may give nothing, () where they decide."""
+    """Return the driver capabilities to which specifications are limited, () if they decide themselves."""
     if why_not("cdi-files", source, asker) is None:
         return ()
     return tuple(sorted(permitted_capabilities(asker.settings))) or ("none",)
@@ -266,10 +266,11 @@ def is_filtered(config: "dict[str, Any]", bundle: str, settings: Settings) -> bo
     """Return whether the engine keeps annotations that name devices from images and from authors of pods.
 
     The settings say so, or the engine is containerd's CRI, which passes annotations of its own configuration's lists
-    only, from the kubelet (containerd, docs/cri/config.md: container_annotations, pod_annotations).  It is known by the
-    directory of the bundle, which containerd chooses: STATE/io.containerd.runtime.v2.task/NAMESPACE/ID, with the
-    namespace of the CRI; ``ctr`` and Docker have others.  Nothing of an image or pod is in that path.  Annotations of
-    the CRI are asked for besides, which other clients of that namespace need not write; alone, an image could.
+    only, from the kubelet (containerd, docs/cri/config.md: container_annotations, pod_annotations).  It is recognized
+    by the directory of the bundle, which containerd chooses: STATE/io.containerd.runtime.v2.task/NAMESPACE/ID, with the
+    namespace of the CRI; ``ctr`` and Docker use others.  No part of that path comes from an image or pod.  Annotations
+    of the CRI are required as well, because other clients of that namespace need not write them; they would not suffice
+    alone, because an image could set them.
     """
     if settings.cdi_engine_filters_annotations:
         return True

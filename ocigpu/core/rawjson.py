@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 try:
-    # here and not when they are needed: in a container's namespaces nothing can be imported any more
+    # imported here and not when needed: in a container's namespaces nothing can be imported
     from _json import encode_basestring_ascii, make_encoder, make_scanner
 except ImportError:  # another Python than CPython
     make_encoder = make_scanner = None  # type: ignore[assignment,misc]
@@ -35,7 +35,7 @@ def _refuse_constant(name: str) -> None:
 
 
 class _Context:
-    """What the scanner asks for: the attributes of json.JSONDecoder."""
+    """What the scanner needs: the attributes of json.JSONDecoder."""
 
     strict = True
     object_hook = None
@@ -73,7 +73,7 @@ def dump(value: "Any") -> str:
     """
     try:
         encoder = make_encoder({}, _refuse_type, encode_basestring_ascii, None, ":", ",", False, False, False)
-    except TypeError:  # not there, or of another form: it is private to CPython
+    except TypeError:  # missing, or of another form: it is private to CPython
         import json
 
         return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -46,7 +46,7 @@ class _Record(tuple):  # type: ignore[type-arg]
 
     def _replace(self, **named: "Any") -> "Any":
         values = [*map(named.pop, self._fields, self)]
-        return type(self)(*values, **named)  # what is left of ``named`` is no field
+        return type(self)(*values, **named)  # the rest of ``named`` are not fields
 
     def _asdict(self) -> "dict[str, Any]":
         return dict(zip(self._fields, self, strict=True))
@@ -64,7 +64,7 @@ class _NamedTupleMeta(type):
         if not bases:
             return super().__new__(mcs, name, bases, namespace)
         annotations = namespace.get("__annotations__")
-        if annotations is None:  # Python 3.14 evaluates them when asked: PEP 649 and 749, annotationlib
+        if annotations is None:  # Python 3.14 evaluates them on demand: PEP 649 and 749, annotationlib
             annotate = namespace.get("__annotate_func__")
             annotations = annotate(1) if annotate else {}  # annotationlib.Format.VALUE
         fields = tuple(annotations)

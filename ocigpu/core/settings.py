@@ -1,4 +1,4 @@
-"""Settings, for the hot path and every command: read plainly, with the standard library only.
+"""Settings, for the hot path and every command: read with the standard library only.
 
 ``/etc/ocigpu/config.toml``, or the file named by ``OCIGPU_CONFIG`` in the environment of the shim or the operator's
 CLI (a hook gets it as an argument, never from its environment).  A test holds this to the answers of a model.
@@ -185,7 +185,7 @@ def _read(document: "dict[str, Any]") -> "tuple[dict[str, Any], list[tuple[str, 
             marked = name == "ldconfig" and isinstance(value, str)
             found = (
                 value.removeprefix("@") if marked else value
-            )  # NVIDIA's mark of a path of the host: it always is one
+            )  # NVIDIA's prefix for a path of the host, which the value always is
             if problem := _problem_of(key, found):
                 problems.append((f"{name}: {problem}", ""))
             values[key.field] = tuple(found) if isinstance(found, list) else found
@@ -193,7 +193,7 @@ def _read(document: "dict[str, Any]") -> "tuple[dict[str, Any], list[tuple[str, 
 
 
 def _flatten(document: "dict[str, Any]", tables: set[str]) -> "list[tuple[str, Any]]":
-    """Return dotted names with their values; a table that is none has its name."""
+    """Return dotted names with their values; an unknown table appears under its own name."""
     pairs: list[tuple[str, Any]] = []
     for name, value in document.items():
         if name in tables and isinstance(value, dict):
@@ -204,7 +204,7 @@ def _flatten(document: "dict[str, Any]", tables: set[str]) -> "list[tuple[str, A
 
 
 def suggest_key(name: str) -> str:
-    """Return a hint at what an unknown key of the file, dotted, was meant to be."""
+    """Return a hint at the key that an unknown dotted key of the file was meant to be."""
     if name.startswith("nvidia-"):
         return "NVIDIA's settings are taken over by: ocigpu config import FILE"
     table, _, last = name.rpartition(".")

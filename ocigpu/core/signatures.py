@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 REQUIRED = object()
-"""The default of a parameter that has none."""
+"""The default of a parameter without a default."""
 
 
 class SignatureParameter(NamedTuple):

@@ -1,4 +1,4 @@
-"""Words of the vendor's variables and options: lists of devices, what stands alone in them, yes and no."""
+"""Words of the vendor's variables and options: lists of devices, their special values, yes and no."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ MAX_TOKENS = 4096
 MAX_IMEX_CHANNEL = 1048575  # device numbers have 20 bits for the minor (include/linux/kdev_t.h)
 WORDS = ("all", "none", "void")
 TRUE_WORDS, FALSE_WORDS = ("1", "t", "T", "TRUE", "true", "True"), ("0", "f", "F", "FALSE", "false", "False")
-"""What the vendor's programs take for yes and no: strconv.ParseBool of Go."""
+"""What the vendor's programs accept for yes and no: strconv.ParseBool of Go."""
 
 HEX = frozenset("0123456789abcdefABCDEF")
 

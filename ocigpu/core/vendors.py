@@ -1,4 +1,4 @@
-"""Every source of devices, a line for each.  Its folder says all else: docs/howto/new-vendor.md."""
+"""Every source of devices, a line for each.  Everything else is in its folder: docs/howto/new-vendor.md."""
 
 VENDORS = {
     "nvidia": ("nvidia", "NVIDIA_VISIBLE_DEVICES", "nvidia.com"),
@@ -7,9 +7,9 @@ VENDORS = {
     "csv": ("tegra", "", ""),
     "wsl": ("wsl", "", ""),
 }
-"""Folder below ocigpu/gpus/, the variable by which containers ask for devices, the vendor of GPUs' CDI kind."""
+"""Folder below ocigpu/gpus/, the variable by which containers request devices, the vendor of the GPUs' CDI kind."""
 FIRST = "nvidia"
-"""Whose variables are always read: old images ask without the variable, and mounts and annotations are in its form."""
+"""The vendor whose requests are always read: old images set no variable, and mounts and annotations use its form."""
 GPU_VENDORS = tuple(vendor for _, _, vendor in VENDORS.values() if vendor)
 """Vendors of CDI kinds that stand for GPUs only: a GPU for virtual machines, say, is another kind of theirs."""
 

@@ -61,7 +61,7 @@ def read_claim_facts(files: RootFiles) -> ClaimFacts:
             drivers.append(
                 DriverFacts(_understood(files, path, parse_status, text), _sockets(files, name), _claims(files, name))
             )
-    objects, silent = _objects(files) if drivers else (None, "no driver has been on this node")
+    objects, silent = _objects(files) if drivers else (None, "no driver has run on this node")
     return ClaimFacts(tuple(drivers), _plugin(files), objects, silent)
 
 

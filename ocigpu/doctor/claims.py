@@ -16,7 +16,7 @@ GATES = {"taints": "DRADeviceTaints", "counters": "DRAPartitionableDevices", "sh
 def check_registration(facts: ClaimFacts) -> list[Finding]:
     found = []
     for status, sockets, _ in facts.drivers:
-        seen = tuple(Evidence(path, "answers" if well else "nobody answers") for path, well in sockets)
+        seen = tuple(Evidence(path, "answers" if well else "no process answers") for path, well in sockets)
         if not sockets:
             found.append(say("claims-registration.absent", driver=status.driver, path=REGISTRY))
         elif not any(well for _, well in sockets):
@@ -28,7 +28,7 @@ def check_registration(facts: ClaimFacts) -> list[Finding]:
 
 def _well(facts: ClaimFacts, text: str) -> list[Finding]:
     names = ", ".join(each.status.driver for each in facts.drivers)
-    return [ok(f"{names}: {text}")] if names else [not_checked("no driver of ours has been on this node")]
+    return [ok(f"{names}: {text}")] if names else [not_checked("no driver of ocigpu has run on this node")]
 
 
 def check_unprepared(facts: ClaimFacts) -> list[Finding]:
@@ -71,7 +71,7 @@ def check_vanished(facts: ClaimFacts) -> list[Finding]:
         for uid, record in each.claims.items()
         if uid not in there
     ]
-    return found or _well(facts, "every prepared claim is there")
+    return found or _well(facts, "every prepared claim exists")
 
 
 def check_dropped(facts: ClaimFacts) -> list[Finding]:

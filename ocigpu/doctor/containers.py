@@ -12,7 +12,7 @@ from ocigpu.gpus.nvidia.request import CAPABILITIES_VARIABLE
 def check_lost_gpus(host: Host) -> list[Finding]:
     """Can running containers still open the GPUs that they were given?"""
     if not host.live:
-        return [not_checked("containers are looked at on this machine only")]
+        return [not_checked("containers are examined on this machine only")]
     running, notes = host.running_containers, host.containers[1]
     if not running:
         reason = f"no container runs here, as far as can be seen: {notes[0]}" if notes else "no container runs here"
@@ -20,15 +20,15 @@ def check_lost_gpus(host: Host) -> list[Finding]:
     if not host.driver_version:
         return [not_checked(f"{host.no_driver}: there is no GPU to lose")]
     if host.user:
-        return [not_checked(f"only root can ask what the cgroups of {len(running)} running containers allow")]
+        return [not_checked(f"only root can determine what the cgroups of {len(running)} running containers allow")]
     try:
         answers = host.lacks
     except (OSError, OcigpuError) as failure:
-        return [not_checked(f"containers could not be looked into: {failure}")]
+        return [not_checked(f"containers could not be inspected: {failure}")]
     findings = []
     for item in answers:
         if item.lost:
-            seen = [Evidence(f"container {item.name}", text, "as it was given") for text in item.lost[:4]]
+            seen = [Evidence(f"container {item.name}", text, "as it was granted") for text in item.lost[:4]]
             again = shlex.join(["ocigpu", "repair", item.name])
             findings.append(say("container-lost-gpu.lost", *seen, name=item.name, repair=again))
     for item in answers:
@@ -39,7 +39,7 @@ def check_lost_gpus(host: Host) -> list[Finding]:
     well = [item.name for item in answers if not (item.lost or item.asked or item.problem)]
     if well:
         shown = printable(", ".join(well), 300)
-        findings.append(ok("running containers have what they were given", Evidence("device cgroups", shown)))
+        findings.append(ok("running containers have what they were granted", Evidence("device cgroups", shown)))
     return findings
 
 
@@ -68,24 +68,24 @@ def check_driver_capabilities(host: Host) -> list[Finding]:
     for item in answers:
         if item.wish:
             name, variable = item.name, CAPABILITIES_VARIABLE
-            seen = Evidence(f"container {name}", variable, "as NVIDIA's default mode gives")
+            seen = Evidence(f"container {name}", variable, "as in NVIDIA's default mode")
             findings.append(say("driver-capabilities.wish", seen, name=name, wish=item.wish, variable=variable))
     images = Evidence("images", f"those of {len(answers)} running containers")
-    return [*findings, *_unseen(answers)] or [ok("no image uses driver files that its container has not", images)]
+    return [*findings, *_unseen(answers)] or [ok("no image uses driver files that its container lacks", images)]
 
 
 def _ask(host: Host) -> list[Lack] | Finding:
     """Return what running containers lack, or why they cannot be asked about their images."""
     if not host.live:
-        return not_checked("containers are looked at on this machine only")
+        return not_checked("containers are examined on this machine only")
     if host.user:
-        return not_checked("only root can look into images of containers")
+        return not_checked("only root can inspect images of containers")
     if not host.driver_version:
         return not_checked(f"{host.no_driver}: no container has its files")
     try:
         return host.lacks
     except (OSError, OcigpuError) as failure:
-        return not_checked(f"containers could not be looked into: {failure}")
+        return not_checked(f"containers could not be inspected: {failure}")
 
 
 def _unseen(answers: list[Lack]) -> list[Finding]:

@@ -55,7 +55,7 @@ def check_gpus_hook(host: Host) -> list[Finding]:
     if status is None:
         return [not_checked("Docker is not installed")]
     if host.is_wsl:
-        return [not_checked("WSL: the GPUs of Windows are given by CDI specifications only, not by --gpus")]
+        return [not_checked("WSL: only CDI specifications provide the GPUs of Windows, not by --gpus")]
     where = "PATH of dockerd"
     if host.docker is not None and host.docker.path is not None:
         where = f"PATH of the running dockerd ({printable(host.docker.path, 200)})"
@@ -63,7 +63,7 @@ def check_gpus_hook(host: Host) -> list[Finding]:
         how = "is served by CDI" if found.endswith("nvidia-cdi-hook") else "has its hook"
         return [ok(f"--gpus {how}", host.evidence(found, "there"))]
     if not ways_to_gpus(host, status):
-        return [not_checked("Docker is told of no GPUs at all: see engine-not-configured")]
+        return [not_checked("Docker is not configured for GPUs: see engine-not-configured")]
     what = "default" if status.is_default else "none"
     seen = Evidence(where, "no nvidia-container-runtime-hook", "one")
     return [say(f"docker-gpus-hook.{what}", seen, configure=configure(host, status, "--gpus-hook"))]
@@ -75,7 +75,7 @@ def check_docker_cdi(host: Host) -> list[Finding]:
     if status is None:
         return [not_checked("Docker is not installed")]
     if not ways_to_gpus(host, status):
-        return [not_checked("Docker is told of no GPUs at all: see engine-not-configured")]
+        return [not_checked("Docker is not configured for GPUs: see engine-not-configured")]
     reads = docker_reads_cdi(host, status)
     file = file_of(host, status)
     found = {"on": "features.cdi is true", "off": "features.cdi is false"}.get(status.cdi, "features.cdi is not set")
@@ -97,7 +97,7 @@ def check_restarted(host: Host) -> list[Finding]:
         return [not_checked("daemons are asked on this machine only")]
     answer = host.docker
     if answer is None:
-        return [not_checked("there is no socket of dockerd here")]
+        return [not_checked("dockerd has no socket here")]
     if answer.problem:
         return [not_checked(answer.problem, Evidence(answer.socket, answer.problem, "an answer"))]
     status = _running(host)
@@ -120,7 +120,7 @@ def check_restarted(host: Host) -> list[Finding]:
         differences.append(Evidence(answer.hook, "made after dockerd was started", wanted))
     if not differences:
         found = f"Docker {answer.release}, runtimes {', '.join(sorted(known))}"
-        return [ok("the running dockerd knows what its file says", Evidence(answer.socket, found))]
+        return [ok("the running dockerd uses its present file", Evidence(answer.socket, found))]
     return [say("docker-not-restarted.changed", *differences, restart=restart(host, status))]
 
 
@@ -210,7 +210,7 @@ def check_snap(host: Host) -> list[Finding]:
 def check_context(host: Host) -> list[Finding]:
     """Does the docker command talk to the daemon of this machine?"""
     if not host.live:
-        return [not_checked("the docker command of this user is looked at on this machine only")]
+        return [not_checked("the docker command of this user is examined on this machine only")]
     if not installed_engines(host, "docker"):
         return [not_checked("Docker is not installed")]
     path, context, is_elsewhere = host.docker_context

@@ -33,7 +33,7 @@ def check_gpu(host: Host) -> list[Finding]:
         return [not_checked(f"this is {'WSL' if host.platform == 'wsl' else 'a Tegra system'}: no GPU on the PCI bus")]
     directory = f"{host.roots.sys}/bus/pci/devices"
     if not host.has_pci:
-        return [not_checked(f"{directory} is not there")]
+        return [not_checked(f"{directory} does not exist")]
     if host.pci_gpus:
         found = ", ".join(gpu.text for gpu in host.pci_gpus[:4]) + (", ..." if len(host.pci_gpus) > 4 else "")
         return [ok(f"{len(host.pci_gpus)} NVIDIA GPUs on the PCI bus", Evidence(directory, found))]
@@ -58,7 +58,7 @@ def check_wsl(host: Host) -> list[Finding]:
     found = [f"{directory}/{name}" for directory in _LIBRARY_DIRECTORIES for name in _FOREIGN]
     foreign = [path for path in found if host.exists(path) and "/wsl/" not in host.find(path)]
     if foreign:
-        evidence = (host.evidence(path, "there", f"none: {LIBRARIES} has them") for path in foreign[:4])
+        evidence = (host.evidence(path, "there", f"none: {LIBRARIES} contains them") for path in foreign[:4])
         return [say("wsl-gpus.linux", *evidence, path=host.path(foreign[0]))]
     stores = (host.evidence(path, "NVIDIA's driver for Windows") for path in host.wsl_stores)
     return [ok("WSL: Windows has a driver of NVIDIA, and its GPUs are behind /dev/dxg", *stores)]
@@ -72,7 +72,7 @@ def check_vendor(host: Host) -> list[Finding]:
             say(f"vendor-devices.{one.severity}", Evidence(one.place, one.seen, one.wanted), text=one.text, fix=one.fix)
             for one in load_vendor(name).check(host.settings)
         ]
-        findings += found or [ok(f"{name}: every GPU can be given to containers")]
+        findings += found or [ok(f"{name}: containers can use every GPU")]
     return findings or [not_checked("no other vendor's driver is loaded")]
 
 
@@ -90,9 +90,9 @@ def check_driver(host: Host) -> list[Finding]:
         return [not_checked("there is no GPU that needs one", Evidence(version_file, "none"))]
     if all(gpu.driver in VFIO_DRIVERS for gpu in host.pci_gpus):
         seen = Evidence(version_file, "none", "none")
-        return [ok("VFIO has all GPUs, for virtual machines: see ocigpu doctor --tenants", seen)]
+        return [ok("all GPUs are bound to VFIO, for virtual machines: see ocigpu doctor --tenants", seen)]
     if any(gpu.driver == "nouveau" for gpu in host.pci_gpus):
-        return [not_checked("nouveau has the GPUs: see nouveau-loaded")]
+        return [not_checked("nouveau drives the GPUs: see nouveau-loaded")]
     release = host.kernel_release
     evidence = [Evidence(version_file, "none", "the version of the loaded module")]
     if host.library_versions:
@@ -103,7 +103,7 @@ def check_driver(host: Host) -> list[Finding]:
     modules = f"/lib/modules/{release}/modules.dep"
     listed = host.text(modules, LARGE_TEXT) if release else None
     if listed is not None and re.search(r"/nvidia(-current)?\.ko", listed):
-        return [say("no-driver.not-loaded", *evidence, host.evidence(modules, "has the module nvidia"))]
+        return [say("no-driver.not-loaded", *evidence, host.evidence(modules, "lists the module nvidia"))]
     if release:
         evidence.append(host.evidence(modules, "no module nvidia" if listed is not None else "no such file"))
     sources = [name for name in host.names("/usr/src") if name.startswith("nvidia-")]
@@ -130,7 +130,7 @@ def check_secure_boot(host: Host) -> list[Finding]:
         return [not_checked("there is no GPU that needs a module")]
     refused = [line for line in host.kernel_log if _REFUSED.search(line)]
     if not refused:
-        return [ok("the kernel's log has no module refused for its signature", Evidence("kernel log", "none"))]
+        return [ok("the kernel's log shows no module rejected for its signature", Evidence("kernel log", "none"))]
     key = next((path for path in _KEYS if host.exists(path)), _KEYS[1])
     line = printable(refused[-1].strip(), 200)
     return [say("secure-boot.refused", Evidence("kernel log", line), line=line, key=key)]
@@ -176,7 +176,7 @@ def check_nouveau(host: Host) -> list[Finding]:
     if host.roots.stand_in and not host.root:
         return [not_checked("the driver of a simulated host is examined, not this machine's kernel")]
     if not host.exists("/sys/module"):
-        return [not_checked(f"{host.sys}/module is not there")]
+        return [not_checked(f"{host.sys}/module does not exist")]
     taken = [gpu for gpu in host.pci_gpus if gpu.driver == "nouveau"]
     loaded = host.exists("/sys/module/nouveau")
     if not taken and not loaded:
@@ -197,7 +197,7 @@ def check_binding(host: Host) -> list[Finding]:
     others = [gpu for gpu in host.pci_gpus if gpu.driver not in ("nvidia", "nouveau")]
     directory = f"{host.roots.sys}/bus/pci/devices"
     if not others:
-        return [ok("the driver has every GPU", Evidence(directory, f"{len(host.pci_gpus)} GPUs bound to nvidia"))]
+        return [ok("the driver drives every GPU", Evidence(directory, f"{len(host.pci_gpus)} GPUs bound to nvidia"))]
     return [
         say(
             f"gpu-other-driver.{'other' if gpu.driver else 'none'}",
@@ -223,7 +223,7 @@ def check_libraries(host: Host) -> list[Finding]:
         return [say("driver-libraries.some", *files, **values)]
     if host.library_versions:
         seen = Evidence(root, f"version {', '.join(host.library_versions)}")
-        return [ok("libcuda and libnvidia-ml are there", seen, *_places(host))]
+        return [ok("libcuda and libnvidia-ml are installed", seen, *_places(host))]
     if not version:
         return [not_checked(host.no_driver, Evidence(root, "no libcuda and no libnvidia-ml"))]
     seen = Evidence(root, "no libcuda.so.* and no libnvidia-ml.so.*", f"those of {version}")

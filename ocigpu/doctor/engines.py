@@ -126,14 +126,14 @@ def check_configured(host: Host) -> list[Finding]:
         ways = able[id(status)]
         if ways:
             findings.append(
-                ok(f"{label(status)} can give GPUs: {', '.join(ways)}", Evidence(file_of(host, status), ways[0]))
+                ok(f"{label(status)} can provide GPUs: {', '.join(ways)}", Evidence(file_of(host, status), ways[0]))
             )
             continue
         if host.is_wsl and not host.specs.gpus:
             findings.append(not_checked("WSL: an engine needs a CDI specification first: see cdi-missing"))
             continue
         if status.engine == "podman" and status.cdi == "on":
-            findings.append(not_checked("Podman takes CDI devices, and there is no specification: see cdi-missing"))
+            findings.append(not_checked("Podman uses CDI devices, but there is no specification: see cdi-missing"))
             continue
         if status.engine == "containerd" and any(item.engine == "containerd" and able[id(item)] for item in engines):
             findings.append(not_checked("another containerd is configured: see containerd-two-configs"))
@@ -260,9 +260,7 @@ def check_runtimes(host: Host) -> list[Finding]:
         return [not_checked("no engine names a runtime of ocigpu or of the vendor")]
     bad = [(status, entry) for status, entry in entries if not entry.exists]
     if not bad:
-        return [
-            ok("runtimes that engines name are there", *(host.evidence(entry.path, "there") for _, entry in entries))
-        ]
+        return [ok("runtimes that engines name exist", *(host.evidence(entry.path, "there") for _, entry in entries))]
     findings = []
     for status, entry in bad:
         what = "default" if entry.name == status.default_runtime else "other"
@@ -345,7 +343,7 @@ def does_run(host: Host, status: EngineStatus) -> bool | None:
 def check_running(host: Host) -> list[Finding]:
     """Does every engine that is a daemon run?"""
     if not host.live:
-        return [not_checked("daemons are looked for on this machine only")]
+        return [not_checked("daemons are examined on this machine only")]
     engines = [status for status in installed_engines(host) if status.engine != "podman"]
     if not engines:
         return [not_checked("no engine with a daemon is installed")]
@@ -409,7 +407,7 @@ def check_systemd_cgroups(host: Host) -> list[Finding]:
     if any("not executable" not in text for item in engines for text in item.problems):
         return [not_checked("the configuration of an engine cannot be read: see engine-config-broken")]
     if not engines:
-        return [not_checked("no engine here has a hook change device cgroups (the way of --gpus and of legacy mode)")]
+        return [not_checked("no engine here lets a hook change device cgroups (the way of --gpus and of legacy mode)")]
     findings, fine = [], []
     for status in engines:
         driver = cgroup_driver(host, status)

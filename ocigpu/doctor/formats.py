@@ -65,7 +65,7 @@ def render_prometheus(host: Host, findings: list[Finding]) -> str:
         ("ready", "Whether containers can get GPUs and nothing is amiss.", [((), int(is_ready(works, findings)))]),
         ("findings", "How many findings there are of a severity.", counts),
         ("check", "Whether this severity is the worst that a check has found.", checks),
-        ("engine_way", "Whether an engine can give GPUs in this way.", list(ways.items())),
+        ("engine_way", "Whether an engine can provide GPUs in this way.", list(ways.items())),
     )
     return "".join(render_number(f"ocigpu_doctor_{name}", "gauge", text, *rows) for name, text, rows in metrics if rows)
 
@@ -115,7 +115,7 @@ def _section(one: dict[str, Any], number: int) -> str:
     rows = "".join(_row(seen["path"], seen["found"], seen["wanted"]) for seen in one["evidence"])
     fixes = "\n".join(escape(printable(fix)) for fix in one["fixes"])
     head = f"<h3>{number}. {escape(one['name'])} <span>{escape(one['severity'])}</span></h3>"
-    because = f"<h4>Because</h4><table><tr><th>looked at</th><td>found</td><td>wanted</td></tr>\n{rows}</table>"
+    because = f"<h4>Because</h4><table><tr><th>looked at</th><td>found</td><td>expected</td></tr>\n{rows}</table>"
     fix = f"<h4>Fix</h4><pre>{fixes}</pre>" if fixes else ""
     choices = "\n".join(escape(printable(choice)) for choice in one["choices"])
     fix += f"<h4>Or</h4><pre>{choices}</pre>" if choices else ""

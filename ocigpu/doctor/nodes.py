@@ -56,7 +56,7 @@ def check_missing(host: Host) -> list[Finding]:
     findings = _say_nodes(host, "device-nodes-missing.needed", needed, "missing")
     findings += _say_nodes(host, "device-nodes-missing.modeset", late, "missing")
     seen = Evidence(f"{host.roots.dev}/dev", f"{len(host.node_changes)} nodes")
-    return findings or [ok("the driver's device nodes are there", seen)]
+    return findings or [ok("the driver's device nodes exist", seen)]
 
 
 def check_uvm(host: Host) -> list[Finding]:
@@ -86,7 +86,7 @@ def check_wrong(host: Host) -> list[Finding]:
 
 
 def check_stray(host: Host) -> list[Finding]:
-    """Are there nodes of a driver that is not there?  Of this machine also while a simulated host is in use."""
+    """Are there nodes of a driver that does not exist?  Of this machine also while a simulated host is in use."""
     devices, directory = f"{host.proc}/devices", f"{host.root}/dev"
     text = read_text(devices)
     if host.platform or text is None:
@@ -108,7 +108,9 @@ def check_links(host: Host) -> list[Finding]:
     if host.driver is None:
         return _no_driver(host)
     if host.simulated and not host.root:
-        return [not_checked("the nodes of a simulated host have their links in its own directory, where nobody looks")]
+        return [
+            not_checked("the nodes of a simulated host have their links in its own directory, which no program reads")
+        ]
     absent = {item.number for item in host.missing_nodes}
     bad = [item for item in host.link_changes if item.what != "keep" and item.number not in absent]
     what = "systemd" if host.exists(BOOTED) else "missing"
@@ -189,11 +191,11 @@ def check_fabric_manager(host: Host) -> list[Finding]:
     if not (len(host.pci_switches) or host.majors.get("nvidia-nvswitch", 0)):
         bus = f"{host.roots.sys}/bus/pci/devices"
         if not host.has_pci:
-            return [not_checked(f"{bus} is not there")]
+            return [not_checked(f"{bus} does not exist")]
         looked = (Evidence(bus, "no NVSwitch"), Evidence(f"{host.roots.proc}/devices", "no nvidia-nvswitch"))
         return [ok("there is no NVSwitch that needs a fabric manager", *looked)]
     if host.pci_switches and all(switch.driver in VFIO_DRIVERS for switch in host.pci_switches):
-        seen = Evidence(f"{host.roots.sys}/bus/pci/devices", f"VFIO has {len(host.pci_switches)} NVSwitches")
+        seen = Evidence(f"{host.roots.sys}/bus/pci/devices", f"{len(host.pci_switches)} NVSwitches are bound to VFIO")
         return [ok("the NVSwitches are a virtual machine's, and so is their fabric manager", seen)]
     running = "nv-fabricmanage" in host.processes.values()  # comm has 15 characters (proc_pid_comm(5))
     if host.roots.stand_in:
@@ -212,7 +214,7 @@ def check_persistence(host: Host) -> list[Finding]:
     known = [gpu for gpu in gpus if isinstance(gpu.get("persistence"), int)]
     asleep = [str(gpu["index"]) for gpu in known if gpu["persistence"] == 0]
     if not known:
-        return [not_checked("NVML does not tell the persistence mode")]
+        return [not_checked("NVML does not report the persistence mode")]
     if not asleep:
         return [ok("GPUs stay initialised between containers", Evidence("NVML", f"persistence on, {len(known)} GPUs"))]
     return [say("persistence-off.off", Evidence("NVML", f"persistence mode off: GPU {', '.join(asleep)}", "on"))]

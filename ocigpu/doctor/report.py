@@ -158,7 +158,7 @@ def render_finding(item: Finding, number: int = 0) -> Iterator[str]:
     """Yield a finding's lines: what, because of what was seen, and what helps."""
     yield f"{number}. {item.severity.upper()} {item.name}: {printable(item.text)}".removeprefix("0. ")
     for place, entry in enumerate(item.evidence):
-        wanted = f" (wanted: {printable(entry.wanted, 300)})" if entry.wanted else ""
+        wanted = f" (expected: {printable(entry.wanted, 300)})" if entry.wanted else ""
         found = f": {printable(entry.found, 400)}" if entry.found else ""
         yield f"    {_word('because' if item.is_bad else 'seen', place)}{printable(entry.path, 300)}{found}{wanted}"
     for place, fix in enumerate(item.fixes):

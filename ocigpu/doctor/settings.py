@@ -98,7 +98,7 @@ def check_programs(host: Host) -> list[Finding]:
         gaps = f"no {absent.replace(' and ', ' and no ')}"
         wanted = Evidence(", ".join(DIRECTORIES), gaps, "the programs that engines run")
         return [say("programs-broken.absent", wanted, *fine, names=absent)]
-    return [ok("ocigpu's programs and their Python are there", *fine)]
+    return [ok("ocigpu's programs and their Python are installed", *fine)]
 
 
 def check_runtime(host: Host) -> list[Finding]:

@@ -14,7 +14,7 @@ EXTENSIONS = (".json", ".yaml")
 MAX_FILES = 64
 MAX_WRONG = 4
 _LACKS = {
-    "empty-edits": "{where} is missing or empty: it has deviceNodes, mounts, env or hooks",
+    "empty-edits": "{where} is missing or empty: it holds deviceNodes, mounts, env or hooks",
     "no-devices": "devices is missing or empty: a list of objects with name and containerEdits",
 }
 

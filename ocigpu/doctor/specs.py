@@ -91,7 +91,7 @@ def check_stale(host: Host) -> list[Finding]:
     if not host.specs.gpus:
         return _none(host)
     if cause := _cause_elsewhere(host):
-        return [not_checked(f"{cause}: what a specification is compared with is not as it should be")]
+        return [not_checked(f"{cause}: a specification cannot be compared with this host")]
     findings = []
     for file in host.specs.gpus:
         reasons = _stale_reasons(host, file)
@@ -104,7 +104,7 @@ def check_stale(host: Host) -> list[Finding]:
     if not host.driver_version:
         return [not_checked(f"{host.no_driver}: there is nothing to compare with")]
     seen = tuple(
-        host.evidence(file.path, "of another maker: its files are there" if file in unknown else "fits")
+        host.evidence(file.path, "of another maker: its files exist" if file in unknown else "fits")
         for file in host.specs.gpus
     )
     return [ok("specifications fit the host", *seen)]
@@ -170,7 +170,7 @@ def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
             reasons.append(f"it names {unknown[0]}, which this host does not have: a GPU was exchanged")
     gone = [path for path in dict.fromkeys(paths) if path and not _is_there(host, path)]
     if gone:
-        reasons.append(f"it names {len(gone)} files that are not there, such as {printable(gone[0], 200)}")
+        reasons.append(f"it names {len(gone)} files that do not exist, such as {printable(gone[0], 200)}")
     return reasons
 
 
@@ -253,7 +253,7 @@ def check_hooks(host: Host) -> list[Finding]:
             findings.append(say("cdi-hook-missing.none", evidence, program=shown, write=_write_command(host, file)))
     found = f"{len(seen)} hook programs" if seen else "no hook"
     findings += _relying(host)
-    return findings or [ok("programs of specifications are there", Evidence(", ".join(host.specs.directories), found))]
+    return findings or [ok("programs of specifications exist", Evidence(", ".join(host.specs.directories), found))]
 
 
 def _relying(host: Host) -> list[Finding]:
@@ -302,7 +302,7 @@ def check_too_new(host: Host) -> list[Finding]:
     if not judged:
         older = [f"{name} {release}" for name, (release, newest) in known.items() if newest == ""]
         if older:
-            return [not_checked(f"{' and '.join(older)} know no CDI")]
+            return [not_checked(f"{' and '.join(older)} do not support CDI")]
         return [not_checked("no installed engine that reads CDI specifications, or its version is unknown")]
     return [
         ok(

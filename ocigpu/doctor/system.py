@@ -33,7 +33,7 @@ def check_kernel(host: Host) -> list[Finding]:
         evidence = Evidence(path, release, f"{first[0]}.{first[1]} or later, for {feature}")
         what, values = "needed" if needs_v2 else "slower", {"feature": feature, "without": known["without"]}
         findings.append(say(f"kernel-too-old.{what}", evidence, release=release, **values))
-    return findings or [ok(f"kernel {release} has what is used", Evidence(path, release, "5.6 or later"))]
+    return findings or [ok(f"kernel {release} supports what ocigpu uses", Evidence(path, release, "5.6 or later"))]
 
 
 def check_ldconfig(host: Host) -> list[Finding]:
@@ -61,7 +61,7 @@ def check_ldconfig(host: Host) -> list[Finding]:
 def check_selinux(host: Host) -> list[Finding]:
     """Does SELinux let containers use devices?"""
     if not host.exists("/sys/fs"):
-        return [not_checked(f"{host.sys}/fs is not there")]
+        return [not_checked(f"{host.sys}/fs does not exist")]
     enforce = (host.text("/sys/fs/selinux/enforce") or "").strip()
     if enforce != "1":
         found = "not there" if not enforce else "0 (permissive)"
@@ -89,7 +89,7 @@ def _denied(host: Host, kind: str) -> list[str]:
 def check_apparmor(host: Host) -> list[Finding]:
     """Has AppArmor refused something of the driver?"""
     if not host.exists("/sys/module"):
-        return [not_checked(f"{host.sys}/module is not there")]
+        return [not_checked(f"{host.sys}/module does not exist")]
     enabled = (host.text("/sys/module/apparmor/parameters/enabled") or "").strip()
     if enabled != "Y":
         return [
@@ -195,14 +195,14 @@ def check_deleted(host: Host) -> list[Finding]:
             else f"# restart container {printable(container, 200)}{' of ' + engine if engine else ''}"
             for engine, container in containers.values()
         )
-        others = ("# start these programs anew: " + ", ".join(str(pid) for pid in held if pid not in containers),)
+        others = ("# restart these programs: " + ", ".join(str(pid) for pid in held if pid not in containers),)
         lines = (*restarts, *(others if len(containers) < len(held) else ()))
         values = {"number": len(held), "many": "s" * (len(held) != 1), "restarts": lines}
         return [say("deleted-driver-files.held", *evidence, **values)]
     if not host.processes:
         return [not_checked(f"no process is seen in {host.proc}")]
     if unread:
-        return [not_checked(f"{unread} of {len(host.processes)} processes could not be looked at")]
+        return [not_checked(f"{unread} of {len(host.processes)} processes could not be inspected")]
     return [
         ok("no running program holds a replaced driver file", Evidence(host.proc, f"{len(host.processes)} processes"))
     ]

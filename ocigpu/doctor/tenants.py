@@ -112,7 +112,7 @@ def check_timeouts(facts: TenantFacts) -> list[Finding]:
             seconds = float(value) if isinstance(value, int) and value > 0 else KATA_SECONDS
             limits.append(("Kata", facts.kata_path, key, seconds, f"# in {facts.kata_path}: {key} = {wanted}"))
     if not limits:
-        return [not_checked(f"neither {KUBELET} nor a configuration of Kata is there")]
+        return [not_checked(f"neither {KUBELET} nor a configuration of Kata exists")]
     found = [
         say(
             "tenants-timeouts.short",
@@ -179,7 +179,7 @@ def check_binding(facts: TenantFacts) -> list[Finding]:
         found.append(say("tenants-binding.other", seen, address=each.address, what=what, driver=driver, unbind=unbind))
     if not facts.gpus:
         return [not_checked("no NVIDIA GPU is on the PCI bus")]
-    return found or [ok("VFIO has all GPUs, NVSwitches and their groups")]
+    return found or [ok("all GPUs, NVSwitches and their groups are bound to VFIO")]
 
 
 def check_fabric(facts: TenantFacts) -> list[Finding]:
@@ -240,7 +240,7 @@ def check_config(facts: TenantFacts) -> list[Finding]:
             "runtime",
             "pod_resource_api_sock",
             POD_RESOURCES_SOCKET,
-            "else a pod's annotations say which devices it gets",
+            "else a pod's annotations choose its devices",
             "error",
         ),
     )
@@ -276,5 +276,5 @@ def check_kinds(facts: TenantFacts) -> list[Finding]:
             which = "old" if revision < wanted else "new"
             found.append(say(f"tenants-kinds.{which}", seen, name=name, found=revision, wanted=wanted))
     if not facts.kinds:
-        return [not_checked("the cluster has none of our kinds")]
+        return [not_checked("the cluster has none of ocigpu's resource types")]
     return found or [ok("the cluster's kinds are those of this ocigpu", Evidence(", ".join(facts.kinds), "", ""))]

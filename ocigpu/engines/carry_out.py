@@ -52,7 +52,9 @@ def carry_out(root: Root, plan: EnginePlan) -> None:
     """
     for edit in plan.edits:
         if root.read(edit.file.path).text != edit.file.text:
-            raise OcigpuError("OCIGPU-ENG-4", f"{edit.file.path}: somebody else has changed it meanwhile", "try again")
+            raise OcigpuError(
+                "OCIGPU-ENG-4", f"{edit.file.path}: another program changed it in the meantime", "try again"
+            )
     done: list[tuple[EngineFile, str | None]] = []
     links: list[str] = []
     try:

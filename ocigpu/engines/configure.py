@@ -124,7 +124,7 @@ def plan_configuration(root: Root, options: ConfigureOptions) -> EnginePlan:
         plan = plan._replace(notes=(*plan.notes, note))
     program = places.find_program(options.root, places.PROGRAMS[options.engine])
     if not program and all(edit.file.text is None for edit in plan.edits):
-        plan = plan._replace(notes=(f"{options.engine} is not installed here, it seems", *plan.notes))
+        plan = plan._replace(notes=(f"{options.engine} does not seem to be installed here", *plan.notes))
     plan = plan._replace(notes=(*plan.notes, *_default_notes(options, plan)))
     name, path, default, _, kata, _ = options.wanted
     names = frozenset({name, KATA_HANDLER} if kata else {name})
@@ -165,7 +165,7 @@ def _sandbox_notes(options: ConfigureOptions, main: str) -> tuple[str, ...]:
 
 def _plan_drop_in(root: Root, options: ConfigureOptions) -> EnginePlan:
     """Plan the drop-in of CRI-O or Podman, which merge the tables of all their files."""
-    notes = (f"--cdi: {options.engine} has CDI switched on always",) if options.wanted.cdi else ()
+    notes = (f"--cdi: {options.engine} always has CDI enabled",) if options.wanted.cdi else ()
     header = DROP_IN_HEADER.format(engine=options.engine)
     if options.engine == "podman":
         path = options.drop_in or options.config or default_drop_in(options)
@@ -213,7 +213,7 @@ def main_config(options: ConfigureOptions) -> str:
         raise OcigpuError(
             "OCIGPU-ENG-2",
             f"{options.engine} runs several times, with {', '.join(sorted(running))}",
-            "say which: --engine-config FILE",
+            "specify one: --engine-config FILE",
         )
     return running.pop() if running else usual
 
@@ -538,7 +538,9 @@ def _plan_templates(root: Root, options: ConfigureOptions, path: str, text: str 
     else:
         templates = [one for one in (f"{directory}/{name}" for name in NAMES) if root.read(one).text is not None]
         if text is None and not templates:
-            raise OcigpuError("OCIGPU-ENG-5", f"{path} is not there yet", "k3s and RKE2 write it when they start first")
+            raise OcigpuError(
+                "OCIGPU-ENG-5", f"{path} does not exist yet", "k3s and RKE2 write it when they start first"
+            )
         old = text is not None and version_of(path, places.parse_config(path, text)) < 3
         if not templates or (old and templates == [f"{directory}/{NAMES[1]}"]):
             templates.append(f"{directory}/{NAMES[0 if old else 1]}")

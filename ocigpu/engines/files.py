@@ -194,9 +194,7 @@ def _failed(action: str, path: str, error: OSError, code: str) -> OcigpuError:
 def _require_safe(directory: int, path: str) -> None:
     status = os.fstat(directory)
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
-        raise OcigpuError(
-            "OCIGPU-ENG-4", f"{path}: somebody else can replace files in {os.path.dirname(path)}: not used"
-        )
+        raise OcigpuError("OCIGPU-ENG-4", f"{path}: other users can replace files in {os.path.dirname(path)}: not used")
 
 
 def aside(path: str, suffix: str) -> str:

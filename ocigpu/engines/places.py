@@ -164,15 +164,15 @@ def is_program(root: str, path: str) -> bool:
 def why_no_program(root: str, path: str) -> str:
     """Return what keeps a path below ``root``, or a name on the PATH of services, from being a program; "" if it is."""
     if "/" not in path:
-        return "" if path and find_program(root, path) else "is not there"
+        return "" if path and find_program(root, path) else "does not exist"
     if is_program(root, path):
         return ""
     mode = file_mode(root, path)
-    return "is not there" if mode is None else "is not executable" if stat.S_ISREG(mode) else "is not a file"
+    return "does not exist" if mode is None else "is not executable" if stat.S_ISREG(mode) else "is not a file"
 
 
 def file_mode(root: str, path: str) -> int | None:
-    """Return the type and mode of a file below ``root``, links followed inside it; None when it is not there."""
+    """Return the type and mode of a file below ``root``, links followed inside it; None when it does not exist."""
     try:
         fd = open_below(root, path, os.O_PATH)
     except OSError:

@@ -49,9 +49,7 @@ def plan_removal(root: Root, options: ConfigureOptions) -> EnginePlan:
         applied = record.applied if record else _evidence(options.engine, file.path, file.text or "")
         after, left = without_changes(root, file, record, applied)
         edit = Edit(file, after, None, None, record.directories if record and after is None else ())
-        notes += [
-            f"{file.path}: {name_of(change.keys)} was changed by somebody since: left as it is" for change in left
-        ]
+        notes += [f"{file.path}: {name_of(change.keys)} was changed in the meantime: left unchanged" for change in left]
         if edit.changed or record:
             edits.append(edit._replace(forgets=record is not None))
             names |= {change.keys[-1] for change, *_ in applied if change.keys[-2:-1] == ("runtimes",)}
@@ -102,5 +100,5 @@ def _links_of(root: Root, record: EngineRecord, notes: list[str]) -> list[Engine
         if target is not None and os.path.basename(target) == OUR_HOOK:
             links.append(EngineLink(path, ""))
         elif target is not None:
-            notes.append(f"{path}: no longer ocigpu's link: left as it is")
+            notes.append(f"{path}: no longer ocigpu's link: left unchanged")
     return links

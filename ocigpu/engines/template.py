@@ -87,12 +87,12 @@ def put_block(path: str, text: str, tables: Mapping[tuple[str, ...], dict[str, A
     block = ""
     for keys, value in tables.items():
         if any(toml_text.header_keys(line) == keys for line in text.splitlines()):
-            raise OcigpuError("OCIGPU-ENG-2", f"{path}: {toml_text.header(keys)} is there already")
+            raise OcigpuError("OCIGPU-ENG-2", f"{path}: {toml_text.header(keys)} already exists")
         block = toml_text.put(block, keys, value)
     newline = "" if not text or text.endswith("\n") else "\n"
     after = f"{text}{newline}{BEGIN}{block}{END}"
     if _filled(text) is not None and _filled(after) is None:
-        raise OcigpuError("OCIGPU-ENG-2", f"{path}: an entry cannot be added to what it has", "write the table by hand")
+        raise OcigpuError("OCIGPU-ENG-2", f"{path}: an entry cannot be added to its content", "write the table by hand")
     return after
 
 

@@ -1,7 +1,7 @@
 """The command line of an OCI runtime (runc, crun): where is the subcommand, where is the bundle.
 
-Global options and their values are parsed, so that a container named "create" is no ``create`` and the arguments of a
-container's own command are never looked at.
+Global options and their values are parsed: a container named "create" is not the command ``create``, and the arguments
+of a container's own command are never read.
 """
 
 from ocigpu.core.errors import UsageError
@@ -23,10 +23,8 @@ CREATE_FLAGS = "dk"
 
 
 class Arguments(NamedTuple):
-    """What matters of a command line: ``subcommand`` ("" when there is none), bundle directory ("" is the current
-
-    directory), name of the configuration file in it, the global logging options, and whether the version is
-    asked for.
+    """The relevant parts of a command line: ``subcommand`` ("" for none), bundle directory ("" is the current
+    directory), name of the configuration file in it, the global logging options, and whether the version is requested.
     """
 
     subcommand: str = ""
@@ -38,7 +36,7 @@ class Arguments(NamedTuple):
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
-    """Return what the arguments (without argv[0]) say.
+    """Return the parsed arguments (without argv[0]).
 
     Both runtimes' spellings are understood: one or two dashes, ``--name value`` and ``--name=value``.  Raises
     UsageError when ``create`` or ``run`` has a bundle option without a value.
@@ -63,14 +61,14 @@ def find_container_id(argv: list[str]) -> str:
 
 
 def _parse_global(argv: list[str]) -> tuple[dict[str, str], int]:
-    """Return the options in front of the subcommand, and its place."""
+    """Return the options before the subcommand, and its index."""
     options: dict[str, str] = {}
     position = 0
     unknown = False
     while position < len(argv):
         word = argv[position]
         if word != "-" and not word.startswith("-") and unknown and word not in SUBCOMMANDS:
-            # the value of an option of a runtime newer than this list: a create behind it must not be missed
+            # the value of an option that only newer runtimes have: a create behind it must not be missed
             position, unknown = position + 1, False
             continue
         if word == "--" or not word.startswith("-") or word == "-":
@@ -88,7 +86,7 @@ def _parse_global(argv: list[str]) -> tuple[dict[str, str], int]:
 
 
 def _parse_create(words: list[str]) -> tuple[str, str, str]:
-    """Return the bundle, the name of its configuration, and the last word that is no option nor its value."""
+    """Return the bundle, the name of its configuration, and the last word that is neither an option nor its value."""
     bundle, config, container = "", "config.json", ""
     position = 0
     while position < len(words) and words[position] != "--":

@@ -1,7 +1,7 @@
 """``ocigpu-hook create-symlinks ...``: the hooks of a CDI specification, in a container that is being created.
 
 An OCI runtime starts them at the createContainer stage, in the container's namespaces, while the host's files are still
-in sight (runtime-spec, config.md, "createContainer Hooks"), with the container's state on standard input.
+visible (runtime-spec, config.md, "createContainer Hooks"), with the container's state on standard input.
 """
 
 import os
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 def is_cdi_call(words: list[str]) -> bool:
     """Tell whether the words after a program's options are a call of CDI hooks.
 
-    Names that we do not know count too when they are spelt as those hooks are, with a hyphen: a specification may be
-    newer than this program.  A misspelt stage of the runtime-spec ("prestrat") has none.
+    Unknown names count too if they contain a hyphen, as all those hooks do: a specification may be newer than this
+    program.  A misspelt stage of the runtime-spec ("prestrat") contains none.
     """
     return bool(words) and (words[0] == "hook" or words[0] in OPTIONS or "-" in words[0][1:])
 
 
 def run_cdi_hook(words: list[str], settings: "Settings") -> tuple[str, ...]:
-    """Do what the words ask for in the container of the OCI state; return notes, a sentence each.
+    """Carry out the commands in the container of the OCI state; return notes, a sentence each.
 
     All sub-commands are done or none is: raises OcigpuError after
     everything begun was undone (OCIGPU-ARG-1, -SPEC-1 to -5, -HOST-3 and what provision_here raises).
     """
     call = parse_hook(words)
-    notes = [f"CDI hook {quoted(name)} is not known and was left out" for name in call.unknown]
+    notes = [f"CDI hook {quoted(name)} is unknown and was left out" for name in call.unknown]
     if not call.commands:
         return (*notes,) or ("no CDI hook was named",)
     text = read_state(call.state_file)
@@ -97,17 +97,17 @@ def find_rootfs(text: bytes) -> str:
 
 
 def _rootfs_of_bundle(bundle: str) -> str:
-    """Return the root directory that config.json names, or the one that this process is in where it cannot be read.
+    """Return the root directory that config.json names; if it cannot be read, the one that this process is in.
 
-    Podman has its bundles where the root of a container's user namespace has no way to (--userns=auto as root).  runc
-    is in the container's root directory when it starts these hooks (libcontainer, prepareRootfs).
+    Podman keeps its bundles where the root of a container's user namespace cannot go (--userns=auto as root). runc is
+    in the container's root directory when it starts these hooks (libcontainer, prepareRootfs).
     """
     try:
         document = read_config(bundle)
     except SpecError:
         if in_initial_user_namespace():
             raise
-        points = {mount.point: mount.type for mount in read_mounts().values()}  # of later mounts at one place the last
+        points = {mount.point: mount.type for mount in read_mounts().values()}  # the last mount of a path
         place = os.getcwd()
         if place == "/" or place not in points or points.get(f"{place}/proc") != "proc":
             raise
@@ -117,7 +117,7 @@ def _rootfs_of_bundle(bundle: str) -> str:
 
 
 def _with_real_ldconfig(command: "Command") -> "Command":
-    """Return the command with the program itself where the host has a script under ldconfig's name (Ubuntu)."""
+    """Return the command with the real program if the host's ldconfig is a script (Ubuntu)."""
     if isinstance(command, UpdateLdCache) and command.ldconfig:
         script = command.ldconfig.removesuffix(".real")
         real = f"{script}.real"
@@ -126,9 +126,9 @@ def _with_real_ldconfig(command: "Command") -> "Command":
 
 
 def read_hook_facts(root_fd: int, commands: "tuple[Command, ...]") -> HookFacts:
-    """Return what the commands need to know of the container below ``root_fd``, and of the host's procfs.
+    """Return the facts that the commands need about the container below ``root_fd`` and the host's procfs.
 
-    Raises HostError OCIGPU-HOST-3 when a file of the host's procfs is there and cannot be read.
+    Raises HostError OCIGPU-HOST-3 when a file of the host's procfs exists but cannot be read.
     """
     kinds = {type(command) for command in commands}
     targets: list[str] = []
@@ -167,7 +167,7 @@ def _read_sonames(root_fd: int, commands: "tuple[Command, ...]") -> SonameLinks:
 
 
 def _stays(root_fd: int, target: str, path: str) -> bool:
-    """Tell whether the image has a regular file at the place of a link, and nothing where the link would lead."""
+    """Tell whether the image has a regular file at a link's path, and nothing at its target."""
     status = status_inside(root_fd, path, os.O_NOFOLLOW)
     if status is None or not stat.S_ISREG(status.st_mode):
         return False
@@ -180,7 +180,7 @@ def _is_device(root_fd: int, path: str) -> bool:
 
 
 def read_driver_proc(directory: str, majors_only: bool = False) -> DriverProc:
-    """Return what the driver's procfs tree of the host says; its majors are in ``devices`` two directories above."""
+    """Return the content of the driver's procfs tree; its majors are in ``devices`` two directories above."""
     proc, _, below = directory.rstrip("/").rpartition("/driver/")
     majors = dict(parse_devices(read_text(f"{proc}/devices") or "")) if below == "nvidia" else {}
     found = DriverProc(

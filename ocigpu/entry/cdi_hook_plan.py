@@ -1,13 +1,13 @@
-"""The commands of a CDI hook and what was read for them become a plan.  Pure.
+"""Make a plan from the commands of a CDI hook and the facts read for them.  Pure.
 
-All commands of one process are one plan, carried out as a whole or not at all.  What a container sees of the driver is
-made of the same parts as in hook mode (:mod:`ocigpu.gpus.nvidia.views`); what it is given is decided by the device
-nodes that the engine has put into its /dev.
+All commands of one process are one plan, carried out as a whole or not at all.  The container's view of the driver has
+the same parts as in hook mode (:mod:`ocigpu.gpus.nvidia.views`).  The device nodes that the engine has put into its
+/dev determine which GPUs it shows.
 
-``create-symlinks``: where the image has a regular file at the place of a link, the vendor's program removes it.  Here
-it stays, and the file that the link leads to is mounted over it: the container sees the same, and nothing of the image
-is lost.  Links into other directories come last, because what they lead to may be one of the others.  Where there is
-nothing to show (a hook that is a process of its own may come before the one that makes its target), the file stays.
+``create-symlinks``: if the image has a regular file at a link's path, the vendor's program removes it.  Here the file
+stays, and the link's target is mounted over it: the container sees the same, and the image keeps its file.  Links into
+other directories come last, because what they lead to may be one of the others.  If the target does not exist (a hook
+may run before the one that makes its target), the file stays visible.
 """
 
 import os
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ocigpu.provision.image import ContainerNode
 
 UNUSED = "# ocigpu: not needed with this driver\n"
-"""Content of a file of ours that an earlier start of the container has left and this one does not need."""
+"""Content of a file that an earlier start of the container left and this one does not need."""
 
 
 class DriverProc(NamedTuple):
@@ -59,7 +59,7 @@ class DriverProc(NamedTuple):
 
 
 class HookFacts(NamedTuple):
-    """What was read for the commands, of the container and of the host.
+    """The facts read for the commands, about container and host.
 
     ``nodes``: the container's nodes of NVIDIA's drivers; ``device_targets``: those targets of device links, as
     :func:`link_target` gives them, that are devices of the container; ``kept_files``: paths of links where the image
@@ -79,8 +79,8 @@ class HookFacts(NamedTuple):
 def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Settings", masks: bool = False) -> Plan:
     """Return the plan for all commands of one hook; the order of the commands does not matter.
 
-    ``masks``: the procfs of the container stays, without what is not its own, as in mode spec.
-    Of commands that differ only in what cannot be had twice (two roots of CUDA libraries) the last one counts.
+    ``masks``: the procfs of the container stays, without what is not its own, as in mode spec.  Of commands that
+    exclude each other (two roots of CUDA libraries) the last one counts.
     """
     notes: list[str] = []
     actions: "list[Action]" = []
@@ -111,7 +111,7 @@ def plan_hooks(commands: "Sequence[Command]", facts: HookFacts, settings: "Setti
 
 
 def gpu_minors(facts: HookFacts) -> set[int]:
-    """Return the minors of the container's /dev/nvidia<N>; what has another driver's number is no GPU."""
+    """Return the minors of the container's /dev/nvidia<N>; a node with another driver's major is not a GPU."""
     major = facts.driver_proc.gpu_major
     return {node.minor for node in facts.nodes if "/nvidia-caps/" not in node.path and _is_of(node.major, major)}
 
@@ -170,9 +170,7 @@ def _plan_links(commands: list[CreateSymlinks], facts: HookFacts, notes: list[st
         for link in links
         if link.container_path in facts.kept_files and link_target(link.target, link.container_path) not in made
     ]
-    notes += [
-        f"{link.container_path} stays the image's file: there is no {link.target} to show instead" for link in kept
-    ]
+    notes += [f"{link.container_path} stays the image's file: {link.target} does not exist" for link in kept]
     return sorted((link for link in links if link not in kept), key=lambda link: "/" in link.target)
 
 
@@ -193,7 +191,7 @@ def _plan_loader(
     if loader.libc != "glibc":
         return actions
     folders = tuple(dict.fromkeys((*loader.own_directories, *folders)))
-    first = loader.compat_directories  # of an enable-cuda-compat that was a process of its own
+    first = loader.compat_directories  # written by an enable-cuda-compat that ran as a separate process
     confs: "list[Action]" = []
     if compat:
         first = _compat_directories(compat[-1], facts, settings)
@@ -221,7 +219,7 @@ def _compat_directories(command: EnableCudaCompat, facts: HookFacts, settings: "
 
 
 def _conf(path: str, directories: "Sequence[str]", exists: bool, reason: str) -> "list[Action]":
-    """Return the writing of a file of ours with these directories and no others."""
+    """Return the action that writes our file with exactly these directories."""
     lines = [directory for directory in directories if "#" not in directory and directory == directory.strip()]
     if lines:
         return [_text(path, "".join(f"{line}\n" for line in lines), reason)]
@@ -229,13 +227,13 @@ def _conf(path: str, directories: "Sequence[str]", exists: bool, reason: str) ->
 
 
 def _text(path: str, content: str, reason: str, only_if_missing: bool = False) -> TextFile:
-    """Return the writing of a file for the loader, which a container can do without."""
+    """Return the action that writes a file for the loader; it is optional."""
     return TextFile(path, 0o644, content, reason, only_if_missing, optional=True)
 
 
 def _plan_musl(folders: tuple[str, ...], loader: LoaderFacts, notes: list[str]) -> "list[Action]":
     if loader.musl_text is None:
-        notes.append(f"{loader.musl_file} of the image is no text of at most 64 KiB, or a link, and was left alone")
+        notes.append(f"{loader.musl_file} of the image is a link, or not a text of at most 64 KiB, and was left alone")
         return []
     known = loader.musl_text.replace("\n", ":").split(":")
     lines = [folder for folder in folders if folder not in known and ":" not in folder]

@@ -35,7 +35,7 @@ class ModuleImage:
         self.identity = status.st_dev, status.st_ino
 
     def find_spec(self, name: str, _path: "Any" = None, _target: "Any" = None) -> "Any":
-        """Return how a module is loaded from here; None for one that is not here, or not as it is now."""
+        """Return the spec of a module in the image; None for one that is missing or whose source has changed."""
         found = self.modules.get(name)
         if found is None:
             return None
@@ -53,13 +53,13 @@ class ModuleImage:
         is_package = path.endswith("/__init__.py")
         spec = ModuleSpec(name, self, origin=path, is_package=is_package)  # type: ignore[arg-type]
         spec.has_location = True
-        spec.cached = self.path  # else the name of a file in __pycache__ is made for each module
+        spec.cached = self.path  # otherwise a __pycache__ path would be computed for each module
         if is_package:
             spec.submodule_search_locations = [path[: -len("/__init__.py")]]
         return spec
 
     def _is_open(self) -> bool:
-        """Tell whether the descriptor is still the image's: some processes close what they have inherited."""
+        """Tell whether the descriptor is still the image's: some processes close inherited descriptors."""
         try:
             status = fstat(self.fd)
         except OSError:

@@ -1,7 +1,7 @@
 """Our own hooks of CDI specifications, carried out by the shim before the low-level runtime starts.
 
-What they would do in a process of their own (:mod:`ocigpu.entry.cdi_hook`) is said in config.json and made in the root
-directory, as in mode spec.  What needs a process stays a hook: then all of them do.
+What they would do as processes (:mod:`ocigpu.entry.cdi_hook`) is declared in config.json and made in the root
+directory, as in mode spec.  If one of them needs a process, all of them stay hooks.
 """
 
 import os
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     Edits = dict[str, Any]
 
 VIEWS = ("mounts", "maskedPaths", "readonlyPaths")
-"""What is noted in the annotation: the rest is known from the specifications."""
+"""The fields recorded in the annotation; the others follow from the specifications."""
 
 
 class OwnHooks(NamedTuple):
-    """The hooks of containerEdits that are ours: what they ask for, and the settings file that they name or ""."""
+    """Our own hooks of containerEdits: their commands, and the settings file that they name, or ""."""
 
     commands: "tuple[Command, ...]"
     settings: str
 
 
 def split_hooks(edits: "Sequence[Edits]", program: str) -> "tuple[tuple[Edits, ...], OwnHooks | None]":
-    """Return containerEdits without the hooks that are our program, and what these ask for.
+    """Return containerEdits without the hooks that run our program, and the commands of these.
 
-    ``program``: path of ocigpu-hook; other names of it (nvidia-cdi-hook) count too.  None, and all of the edits, where
-    there is none, or one that only the program itself understands, or refuses.
+    ``program``: path of ocigpu-hook; other names of it (nvidia-cdi-hook) count too.  Returns None and the unchanged
+    edits if there is no such hook, or one that only the program itself understands or refuses.
     """
     own = os.path.realpath(program)
     commands: "list[Command]" = []
@@ -86,7 +86,7 @@ def split_hooks(edits: "Sequence[Edits]", program: str) -> "tuple[tuple[Edits, .
 
 
 def _is_of(program: str, path: "Any") -> bool:
-    """Tell whether a hook's path leads to a program, given as it really is."""
+    """Tell whether a hook's path leads to a program, whose path is resolved."""
     return isinstance(path, str) and is_path(path) and os.path.realpath(path) == program
 
 
@@ -96,7 +96,7 @@ def add_trace(config: "dict[str, Any]", program: str, trace: str) -> None:
     for hook in get_list(get_object(config, "hooks"), "createContainer"):
         arguments = get_list(hook, "args")
         if arguments and _is_of(own, hook.get("path")):
-            if arguments[1:2] == ["--trace"]:  # of an edit before
+            if arguments[1:2] == ["--trace"]:  # from an earlier edit
                 del arguments[1:3]
             arguments[1:1] = ["--trace", trace]
 
@@ -111,12 +111,11 @@ def carry_out(
     owns_policy: bool,
     stamp: str,
 ) -> None:
-    """Edit a bundle's configuration, on disk too, and its root directory: CDI devices, and what our hooks would do.
+    """Edit a bundle's configuration, on disk too, and its root directory: CDI devices, and the effects of our hooks.
 
-    ``edit``: for the devices, without our hooks.  ``settings``: unless the hooks name others.  ``stamp``: by which the
-    host's state is known, "" if it is not: what is declared is kept as long.
-    Raises NeedsHookError where a process must do it, with nothing changed; CdiError OCIGPU-CDI-6; SpecError
-    OCIGPU-SPEC-4.
+    ``edit``: for the devices, without our hooks.  ``settings``: unless the hooks name others.  ``stamp``: identifies
+    the host's state, "" if unknown; the declaration is stored for as long as it holds.  Raises NeedsHookError where a
+    process must do it, with nothing changed; CdiError OCIGPU-CDI-6; SpecError OCIGPU-SPEC-4.
     """
     config = document.config
     root = BundleRoot(rootfs_path(config, bundle), owns_policy)
@@ -164,7 +163,7 @@ def _declare_checked(
     settings: "Settings",
     stamp: "str | None",
 ) -> Declared:
-    """Return what stands for our hooks; raises NeedsHookError where it is not enough."""
+    """Return the declaration that replaces our hooks; raises NeedsHookError if it is not enough."""
     declared = _find_declared(root.fd, config, edit, own, resolved, settings, stamp)
     injected = dict(config)
     put_devices(injected, edit)
@@ -173,7 +172,7 @@ def _declare_checked(
 
 
 def with_hooks(edit: "ConfigEdit", declared: Declared, root: str, views: "Sequence[str]") -> "ConfigEdit":
-    """Return the edit with what our hooks would do."""
+    """Return the edit with the effects of our hooks."""
     more = edit_of(declared._replace(mounts=()), root, views, False)
     return edit._replace(
         mounts=[*edit.mounts, *more.mounts],
@@ -193,7 +192,7 @@ def _find_declared(
     settings: "Settings",
     stamp: "str | None",
 ) -> Declared:
-    """Return what stands for our hooks, made now, or by an earlier start while the host had this ``stamp``.
+    """Return the declaration that replaces our hooks, made now or by an earlier start on a host with this ``stamp``.
 
     "": that of the facts that are kept; None: neither kept nor looked for.
     Raises NeedsHookError for MIG devices and nodes that are mounted, and HostError OCIGPU-HOST-3.
@@ -205,7 +204,7 @@ def _find_declared(
         if isinstance(entry, dict) and isinstance(entry.get("path"), str):
             nodes[entry["path"]] = entry
     if any(path.startswith("/dev/nvidia-caps/") for path in nodes):
-        raise NeedsHookError("which MIG devices it may see is told by files")
+        raise NeedsHookError("files determine which MIG devices it may see")
     gpus = tuple((path, node.get("major", 0), node.get("minor", 0)) for path, node in nodes.items() if _is_gpu(path))
     targets = tuple(path for path in _device_targets(own) if path in nodes)
     loader = read_loader_facts(root_fd)
@@ -232,7 +231,7 @@ def _kept_stamp(settings: "Settings") -> str:
         try:
             read_facts(settings)
             stamp = read_stamp(settings)
-        except HostError:  # where the specification comes from: nothing is kept
+        except HostError:  # the source of the specification: nothing is stored
             return ""
     return stamp
 
@@ -268,7 +267,7 @@ def _declare(
     libraries = _read_libraries(edit, folders)
     given = {mount["destination"] for mount in edit.mounts} | {path for _, path in links}
     missing = missing_links({path: library.soname for path, library in libraries.items()}, given)
-    if len({path for _, path in missing}) < len(missing):  # which is newer is told by looking into the container
+    if len({path for _, path in missing}) < len(missing):  # only the container's files show which one is newer
         raise NeedsHookError("several libraries have one SONAME")
     proc = read_driver_proc(views[-1]) if views else read_driver_proc("/proc/driver/nvidia", majors_only=True)
     facts = HookFacts(
@@ -289,7 +288,7 @@ def _declare(
     binds = [
         Bind(item["source"], item["destination"], (), "")
         for item in edit.mounts
-        if not item["destination"].startswith("/proc/")  # a simulated host's own is the only one that is meant there
+        if not item["destination"].startswith("/proc/")  # on a simulated host only its own one can be meant
     ]
     declared = declare(plan._replace(actions=(*binds, *plan.actions)), HostFacts(libraries=tuple(libraries.values())))
     minors = gpu_minors(facts)
@@ -303,9 +302,9 @@ def _is_gpu(path: str) -> bool:
 
 
 def _read_libraries(edit: "ConfigEdit", folders: "Sequence[str]") -> "dict[str, Library]":
-    """Return the libraries that are mounted right in the folders, as ELF files of the host, by container path.
+    """Return the libraries mounted directly in the folders, as ELF files of the host, by container path.
 
-    Raises NeedsHookError for one that cannot be read: nothing is kept of what is not known.
+    Raises NeedsHookError for one that cannot be read: a declaration with gaps is not stored.
     """
     from ocigpu.core.facts import Library
     from ocigpu.gpus.libraries.elf import read_elf_strictly

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PREFIX = "next-"
 MARK = "mark-"
-"""Begin of the names of empty files whose time is the number that follows: a shell compares times of two files only."""
+"""Prefix of the names of empty files whose time is the number that follows: a shell can only compare files' times."""
 SPARE = 16
 """Files of other settings and PATHs that may stay, and for each as many marks as it has directories, more or less."""
 ESCAPES = (
@@ -46,7 +46,7 @@ _SETTLED_NS = 2_000_000_000
 
 
 def remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
-    """Leave for the next start what the stub must know; nothing where there is no cache directory to be trusted.
+    """Store what the stub needs at the next start; does nothing without a trusted cache directory.
 
     ``begin_ns``: a time before the settings were read.  Nothing either while something that the answer depends on is
     so new that another change could go unseen, nor for settings of a whole second: such a time was given to the file
@@ -54,7 +54,7 @@ def remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
     """
     try:
         _remember(runtime, settings, begin_ns)
-    except (OSError, ValueError):  # there is always the long way
+    except (OSError, ValueError):  # without the file, the next start uses Python
         return
 
 
@@ -110,7 +110,7 @@ def _remember(runtime: str, settings: "Settings", begin_ns: int) -> None:
 
 
 def _times(path: str) -> tuple[int, int] | None:
-    """Return when a file was changed as it says, and when it was touched as the kernel says; None for none."""
+    """Return a file's mtime and ctime; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -126,7 +126,7 @@ def _is_marked(directory: int, mark: str, changed: int) -> bool:
 
 
 def forget() -> None:
-    """Let Python decide at the next start; there may be nothing to forget."""
+    """Remove the stored answers, so that Python decides at the next start."""
     directory = open_cache()
     if directory >= 0:
         prune_cache(directory, PREFIX, (), 0)
@@ -137,7 +137,7 @@ def forget() -> None:
 def find_words(settings: "Settings") -> list[str]:
     """Return words of which at least one is in every config.json that asks for a device, however it is written.
 
-    Also in one that gives devices because it was edited in mode spec, by our own writer, for a request that has gone.
+    They also occur in one that was edited in mode spec for an earlier request.
     """
     from ocigpu.core.vendors import VENDORS
 

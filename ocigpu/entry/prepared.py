@@ -12,8 +12,8 @@ If the child is gone the stub reads the end of file: before "begin" it starts Py
 worker, whose parent the child was, has undone everything.  The child gets the container's state and the place for
 messages from the stub, by descriptor; when the stub ends too soon, everything is undone.
 
-A child that somebody stops is killed by a timer of its own, but not if it is stopped before it has set that.  Who it is
-the shim writes to DIR/child: the stub kills one that it finds stopped; if no hook comes, the next start does.
+A child that is stopped (SIGSTOP) is killed by its own timer, unless it was stopped before it set that.  The shim writes
+its process id to DIR/child: the stub kills a child that it finds stopped; if no hook comes, the next start does.
 
 Only for root of the machine, in a directory that only root can enter.
 """
@@ -45,9 +45,10 @@ PREFIX = "early-"
 FILES = ("request", "answer")
 CHILD = "child"
 MAX_AGE = 10.0
-"""Seconds for which what was prepared is taken to hold; a hook that comes later has it read again.
+"""Seconds for which the preparation is valid; for a later hook it is repeated.
 
-The runtime alone is between; only on a busy machine, where doing it twice helps nobody, does it take seconds."""
+Only the runtime runs in between.  It takes seconds only on a busy machine, where doing the work twice would not
+help."""
 STUB_INPUT = 5
 """What the hook's stub has its standard input as, which is another thing while it reads the answer."""
 _NAMESPACES = ("mnt", "pid", "user")
@@ -72,7 +73,7 @@ class Task(NamedTuple):
 
 
 class _Meeting(NamedTuple):
-    """Where the hook's stub and the child meet, open: a directory of the cache, and both ends of its two FIFOs."""
+    """The open meeting place of the hook's stub and the child: a directory of the cache, and the ends of its FIFOs."""
 
     path: str
     directory_fd: int
@@ -92,8 +93,8 @@ def choose_path() -> str:
 def wait_for_hook(task: Task) -> None:
     """Fork the child that does the hook's work; returns in the parent, which is about to become the runtime.
 
-    For root of the initial user namespace.  Where it is not possible nothing is changed: the hook finds nobody at the
-    path, and does everything itself.
+    For root of the initial user namespace.  If it fails, nothing is changed: the hook finds no process at the path, and
+    does everything itself.
     """
     meeting = _open_meeting(task.path)
     if meeting is None:
@@ -101,7 +102,7 @@ def wait_for_hook(task: Task) -> None:
     parent, begin = os.getpid(), time.monotonic()
     try:
         child = os.fork()
-    except OSError:  # no more processes: the hook may have better luck
+    except OSError:  # no more processes: the hook will try again itself
         meeting.remove()
         return
     if child == 0:
@@ -116,7 +117,7 @@ def wait_for_hook(task: Task) -> None:
 
 
 def _open_meeting(path: str) -> _Meeting | None:
-    """Make the directory and its FIFOs; None where there is no /run/ocigpu to be trusted.
+    """Make the directory and its FIFOs; returns None without a trusted /run/ocigpu.
 
     Both FIFOs are open for reading and writing, so that opening them never waits, and close when this process executes
     another program.
@@ -171,9 +172,9 @@ def _be_child(task: Task, meeting: _Meeting, parent: int, begin: float) -> "NoRe
 
 
 def _detach(meeting: _Meeting, parent: int) -> None:
-    """Keep nothing of what the runtime will have open, and end with it, by SystemExit."""
+    """Close everything that the runtime has open, and end together with it, by SystemExit."""
     for number in (signals.SIGINT, signals.SIGHUP):
-        signals.signal(number, signals.SIG_IGN)  # of the terminal: if they end the stub, that is seen
+        signals.signal(number, signals.SIG_IGN)  # signals of the terminal: if they end the stub, this process notices
     signals.signal(signals.SIGTERM, _end)
     trace = get_trace()
     kept = {0, 1, 2, *meeting[1:], *((trace.fd,) if trace else ())}
@@ -206,7 +207,7 @@ def _end_with(parent: int, number: int) -> None:
 
 
 def _prepare(task: Task) -> "Ready | None":
-    """Make the plan and take what it needs of the host; None if anything is wrong, which the hook will tell."""
+    """Make the plan and open what it needs of the host; returns None on any error, which the hook will report."""
     import gc
 
     gc.disable()
@@ -230,7 +231,10 @@ def _prepare(task: Task) -> "Ready | None":
 
 
 def _receive(meeting: _Meeting) -> "Caller | None":
-    """Wait for the hook's request; None if it is to do everything itself.  Its standard streams become ours."""
+    """Wait for the hook's request; returns None if the hook must do everything itself.
+
+    Its standard streams become ours.
+    """
     import select
 
     from ocigpu.provision.apply import Caller
@@ -256,11 +260,11 @@ def _receive(meeting: _Meeting) -> "Caller | None":
     except (OSError, ValueError, AttributeError):  # kernels before 5.6, filters of system calls, a stub that is gone
         return None
     finally:
-        meeting.remove()  # whoever comes now, comes too late
+        meeting.remove()  # a hook that comes now is too late
 
 
 def _is_stub(pid: int, path: str) -> bool:
-    """Tell whether a process is a hook's that was sent here, and sees files and processes as we do."""
+    """Tell whether a process is a hook's stub sent here, in our mount and PID namespaces."""
     process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in _NAMESPACES:
@@ -303,7 +307,7 @@ def _remove_old(directory_fd: int) -> None:
 
 
 def _kill_stopped(directory_fd: int, name: str) -> None:
-    """Kill the child that waits at a place, if it is stopped: its parent has gone, and nobody will ask it any more."""
+    """Kill the child that waits in a directory if it is stopped: its parent has gone, and no request will come."""
     from ocigpu.system.proc import read_proc
 
     try:
@@ -328,5 +332,5 @@ def _remove(directory_fd: int, name: str) -> None:
             continue
     try:
         os.rmdir(name, dir_fd=directory_fd)
-    except OSError:  # somebody else was faster, or has put something there
+    except OSError:  # another process was faster, or the directory is not empty
         return

@@ -9,10 +9,10 @@ STANDARD_INPUT = "-"
 
 
 class State(NamedTuple):
-    """What hooks use of a state.
+    """The parts of a state that hooks use.
 
-    ``pid``: 0 when it is not wanted.  ``root``: the container's root directory, absolute or relative to the bundle, ""
-    when the state does not say it (crun does, and runc of version 0.1 of the specification did).
+    ``pid``: 0 if not required.  ``root``: the container's root directory, absolute or relative to the bundle, "" when
+    the state does not say it (crun does, and runc of version 0.1 of the specification did).
     """
 
     pid: int
@@ -35,7 +35,7 @@ def read_state(path: str = STANDARD_INPUT) -> bytes:
 
 
 def parse_state(text: bytes, wants_pid: bool = True) -> State:
-    """Return what a state of any version of the specification says (``bundlePath`` before 1.0).
+    """Return a parsed state of any version of the specification (``bundlePath`` before 1.0).
 
     ``wants_pid``: a state without a process is an error.  Raises SpecError OCIGPU-SPEC-5.
     """

@@ -40,7 +40,7 @@ def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tupl
     for number, fields in _records(text, where):
         place = f"{where} line {number}"
         if len(fields) < 3:
-            raise collectors_error(place, "three fields are wanted: name, type, help")
+            raise collectors_error(place, "three fields are required: name, type, help")
         name, kind, text_ = *fields[:2], ", ".join(fields[2:])  # whoever writes no quotes means one text
         if kind not in KINDS:
             raise collectors_error(place, f"type {quoted(kind)}: not one of {', '.join(KINDS)}")

@@ -64,5 +64,5 @@ def why_missing(name: str) -> str:
     """
     if name not in DCGM_NAMES:
         near = find_near(name, [*BY_NAME, *DCGM_NAMES], likeness=0.95)
-        return "this exporter does not know it" if re.fullmatch("DCGM_EXP_[A-Z0-9_]+", name) and not near else ""
+        return "this exporter does not support it" if re.fullmatch("DCGM_EXP_[A-Z0-9_]+", name) and not near else ""
     return next(why for prefix, why in NOT_FROM_NVML if name.startswith(prefix))

@@ -40,7 +40,7 @@ STALE_INTERVALS, STALE_SECONDS = 10, 300.0
 """Values older than both are no longer handed out."""
 
 
-GONE = "NVML does not know it any more"
+GONE = "NVML no longer lists it"
 
 
 class Standing(NamedTuple):

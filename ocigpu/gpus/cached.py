@@ -1,14 +1,14 @@
-"""Host facts of an earlier start, and answers that follow from them, while nothing they were read from has changed.
+"""Host facts of an earlier start, and answers derived from them, while none of their sources has changed.
 
-Kept in the cache directory (:mod:`ocigpu.system.store`), one file for each set of settings.  They count while all of
-this is as it was: version of this program, boot, fingerprint (driver, GPUs, MIG devices, nodes), and identity, size and
-times of every file that was looked at; what was not there is still not there.  After :data:`MAX_AGE` seconds NVML must
-give the same answer again: it alone tells of a GPU that has fallen off the bus.  Small texts of procfs are read anyway.
+Kept in the cache directory (:mod:`ocigpu.system.store`), one file for each set of settings.  They are valid while all
+of this is unchanged: version of this program, boot, fingerprint (driver, GPUs, MIG devices, nodes), and identity, size
+and times of every file that was read; missing files must still be missing.  After :data:`MAX_AGE` seconds NVML must
+return the same answer again: only NVML reports a GPU that has fallen off the bus.  Small texts of procfs are read every
+time.
 
-Most starts see that with half of the work.  That the fingerprint is the same is seen without computing it: what it was
-made of is read and compared.  That links lead where they led, and that what was not there is not, is seen by the times
-of their directories (:func:`_shorten`).  And most need neither the facts nor what makes a plan of them
-(:func:`find_answer`): only that nothing has changed is looked at.
+Most starts check this with half of the work.  The fingerprint is not computed: its inputs are read and compared.  The
+times of directories show that links and missing names are unchanged (:func:`_shorten`).  Most starts also need neither
+the facts nor the code that makes a plan (:func:`find_answer`): they only check that nothing has changed.
 """
 
 import os
@@ -42,7 +42,7 @@ MAX_AGE = 300.0
 SETTLED = 2.0
 """Seconds after which another change of a file shows in its times, whatever the clock's resolution."""
 TOLD = 30.0
-"""Seconds for which it counts what NVML has told this process, even nothing: no start lasts longer."""
+"""Seconds for which an answer of NVML to this process is valid, even a missing one: no start lasts longer."""
 PATIENCE = 5.0
 """Seconds to wait for another start that is reading the same facts."""
 PREFIX = "facts-"
@@ -56,7 +56,7 @@ MAX_QUESTION = 8192
 """Characters of a question whose answer is kept: usual ones have some 1,500, but images decide."""
 KEPT = ("nvidia",)
 """The vendors of whose devices facts are kept; of others they are read in a moment."""
-NO_CACHE = "there is no cache directory that only this user can write"
+NO_CACHE = "no cache directory is writable for this user alone"
 
 
 class RefreshedFacts(NamedTuple):
@@ -72,10 +72,10 @@ class RefreshedFacts(NamedTuple):
 
 
 def read_facts(settings: Settings, age: float = MAX_AGE) -> "HostFacts":
-    """Return the facts of the host that the settings describe, from the cache if they still hold, else anew.
+    """Return the facts of the host that the settings describe, from the cache if they are still valid, else read again.
 
-    ``age``: seconds after which NVML is asked whether they do.
-    Raises HostError as :func:`ocigpu.gpus.nvidia.discover.read_host_facts` does.
+    ``age``: seconds after which NVML is queried again.  Raises HostError as
+    :func:`ocigpu.gpus.nvidia.discover.read_host_facts` does.
     """
     directory = open_cache(True, settings.simulation_root)
     if directory < 0:
@@ -94,7 +94,7 @@ def read_facts(settings: Settings, age: float = MAX_AGE) -> "HostFacts":
 
 
 def refresh_facts(settings: Settings) -> RefreshedFacts:
-    """Read the facts anew and keep them for the next start.
+    """Read the facts again and store them for the next start.
 
     Raises HostError as :func:`ocigpu.gpus.nvidia.discover.read_host_facts` does.
     """
@@ -114,9 +114,9 @@ def refresh_facts(settings: Settings) -> RefreshedFacts:
 
 
 def read_stamp(settings: Settings, directory: int = -1) -> str:
-    """Return what tells the kept facts from all others, "" when there are none that still hold.
+    """Return an identifier of the stored facts, "" if none are valid.
 
-    ``directory``: of the cache, where it is open already.
+    ``directory``: of the cache, if it is open already.
     """
     if directory < 0:
         directory = open_cache(False, settings.simulation_root)
@@ -137,11 +137,11 @@ def find_answer(
     make: "Callable[[], dict[str, Any]]",
     known_stamp: str = "",
 ) -> "dict[str, Any]":
-    """Return what ``make`` does, or what it did for an equal question while the host's facts were what they are now.
+    """Return the result of ``make``, or its stored result for an equal question and the same host facts.
 
-    ``kind``: beginning of the files' names; ``about``: the request, and what besides settings and facts the answer
-    depends on, told apart by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads the
-    facts itself.  ``known_stamp``: what tells the host's state, where it was read just now; the facts need not be kept,
+    ``kind``: prefix of the files' names; ``about``: the request, and anything besides settings and facts that the
+    answer depends on, compared by its repr.  The answer is JSON data; tuples in it come back as lists.  ``make`` reads
+    the facts itself.  ``known_stamp``: identifier of the host's state if it was just read; the facts need not be stored
     then.
     """
     if not known_stamp and about[0].vendors != KEPT:
@@ -180,7 +180,7 @@ def _read_answer(cache_fd: int, name: str, question: str, stamp: str) -> "dict[s
 
 
 def _key(settings: Settings) -> str:
-    """Return a line that says for which program, boot and state of the driver facts hold; ends with the settings'."""
+    """Return a line that identifies program, boot and state of the driver; it ends with the digest of the settings."""
     from ocigpu.gpus.fingerprint import fingerprint_text, read_fingerprint
     from ocigpu.gpus.nvidia.files import read_firmware_parameter  # rarely needed: see the notes
 
@@ -197,12 +197,12 @@ def _name(settings: Settings) -> str:
 
 
 class _Kept(NamedTuple):
-    """What is in the file: its key, when it was made, what shows that it holds, and the facts as JSON.
+    """The content of the file: its key, when it was made, how to check that it is valid, and the facts as JSON.
 
     ``made``: seconds since the boot; ``begun``: when reading began, by the clock that files have their times of.
-    ``nvml``: the library that was asked, and a checksum of its answer.  ``notes``: readings that the key was made of.
-    ``brief``: places that are enough as a rule, (path, whether what a directory holds counts), and the checksum of
-    their states; ``states``: the same of all places, as JSON.
+    ``nvml``: the queried library, and a checksum of its answer.  ``notes``: the readings from which the key was made.
+    ``brief``: paths that usually suffice, as (path, whether a directory's content matters), and the checksum of their
+    states; ``states``: the same for all paths, as JSON.
     """
 
     key: str
@@ -216,7 +216,7 @@ class _Kept(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What NVML has told this process, where that is not kept: of a library that hangs, that it did not answer.
+    """NVML's answer to this process, if it is not stored: for example that the library hangs and did not answer.
 
     ``key`` and ``begun``: as of :class:`_Kept`, from before it was asked; ``made``: seconds since the boot, after.
     """
@@ -267,7 +267,7 @@ def _load(kept: _Kept | None) -> "HostFacts | None":
 
 
 def _find_current(directory: int, settings: Settings, age: float = MAX_AGE) -> _Kept | None:
-    """Return what is kept and holds; when it is not younger than ``age``, only if NVML gives the same answer again."""
+    """Return the stored facts if valid; if they are older than ``age``, only if NVML returns the same answer again."""
     kept = _find(directory, settings)
     if kept is None or _now() - kept.made < age:
         return kept
@@ -282,7 +282,7 @@ def _find_current(directory: int, settings: Settings, age: float = MAX_AGE) -> _
 
 
 def _ask_again(directory: int, settings: Settings, kept: _Kept) -> _Kept | None:
-    """Return what is kept as new if NVML gives the same answer as when it was made, else None."""
+    """Return the stored facts with a new time if NVML returns the same answer as then, else None."""
     global _told  # noqa: PLW0603 - a start comes here several times, from many modules
     from ocigpu.gpus.nvidia.nvml import start_nvml
 
@@ -301,7 +301,7 @@ def _ask_again(directory: int, settings: Settings, kept: _Kept) -> _Kept | None:
 
 
 def _find(directory: int, settings: Settings, age: float = float("inf")) -> _Kept | None:
-    """Return what is kept and younger than ``age`` if nothing has changed that it was read from."""
+    """Return the stored facts if younger than ``age`` and if none of their sources has changed."""
     kept = _read(directory, settings)
     try:
         return _prove(directory, settings, kept) if kept and _now() - kept.made < age else None
@@ -310,10 +310,10 @@ def _find(directory: int, settings: Settings, age: float = float("inf")) -> _Kep
 
 
 def _prove(directory: int, settings: Settings, kept: _Kept) -> _Kept | None:
-    """Return what is kept, None when something has changed that facts were read from.
+    """Return the stored facts, None if one of their sources has changed.
 
-    Where only something has that does not matter (a device of another kind was added to /dev, a file of somebody else
-    to a directory), it is noted anew.
+    If only irrelevant things have changed (another kind of device was added to /dev, an unrelated file to a directory),
+    the new states are stored.
     """
     if _now() < kept.made or not kept.key.startswith(f"{_begin_of_key()} "):
         return None
@@ -326,7 +326,7 @@ def _prove(directory: int, settings: Settings, kept: _Kept) -> _Kept | None:
         brief = _shorten(places, states, kept.begun)
     try:
         as_noted = is_as_noted(notes)
-    except HostError:  # the long way says what it is
+    except HostError:  # reading everything again reports it
         return None
     if not as_noted:
         key, notes = _noted_key(settings)
@@ -348,9 +348,9 @@ def _noted_key(settings: Settings) -> "tuple[str, Notes]":
 
 
 def _store(directory: int, settings: Settings, told: _Told | None = None) -> "tuple[HostFacts, str]":
-    """Read the facts and keep them; returns them and why they were not kept, "" if they were.
+    """Read the facts and store them; returns them and why they were not stored, "" if they were.
 
-    ``told``: NVML's answer, which counts if the host is as it was before.
+    ``told``: NVML's answer, which is used if the host is unchanged.
     """
     global _told  # noqa: PLW0603
     from ocigpu.core.facts import facts_to_json
@@ -368,7 +368,7 @@ def _store(directory: int, settings: Settings, told: _Told | None = None) -> "tu
     _told = None
     places = [item for item in looked.items() if f"node {item[0]}" not in notes or os.path.islink(item[0])]
     states = _states(places)
-    # the change time, which nobody can set: what changed since it was read, however long NVML took to answer, is not
+    # the change time, which no process can set: what changed after it was read, however slow NVML was, is not
     # what was read, and a change shortly before may have been followed by one that does not show
     changed = max((was[CTIME] for was in states if len(was) > CTIME), default=0) / 1e9
     if not is_as_noted(notes) or begun - changed <= SETTLED:
@@ -382,12 +382,12 @@ def _store(directory: int, settings: Settings, told: _Told | None = None) -> "tu
 
 
 def _shorten(places: "Places", states: list[list[int]], begun: float) -> "tuple[Places, int]":
-    """Return places that are enough as long as no directory changes, and the checksum of their states.
+    """Return the paths that suffice while no directory changes, and the checksum of their states.
 
-    A link and a name that is not there are left to the times of their directory: every name that is made, removed or
-    replaced changes them (inode(7)).  A file can be written in place and mounted on, a directory mounted on: they are
-    looked at themselves.  So is all in a directory that has changed since ``begun`` or shortly before: it will do so
-    again, or has done so already without showing it.
+    The times of a directory cover its links and missing names: creating, removing or replacing a name changes them
+    (inode(7)).  A file can be written in place or mounted on, and a directory mounted on, so these are checked
+    themselves.  The same holds for everything in a directory that has changed since ``begun`` or shortly before,
+    because a further change might not be visible in its times.
     """
     brief: dict[str, tuple[bool, list[int]]] = {}
     directories: dict[str, list[int]] = {}
@@ -416,9 +416,9 @@ def _checksum(states: list[list[int]]) -> int:
 
 
 def _state(path: str, searched: bool) -> list[int]:
-    """Return what tells a file from another and from itself before a change; [] for nothing.
+    """Return the state of a file, which differs between files and after a change; [] if it does not exist.
 
-    Of a directory only whether it is the same one, unless all that it holds counts.
+    For a directory it is only the identity, unless its content matters.
     """
     touched[0] = path
     try:
@@ -437,7 +437,7 @@ def _now() -> float:
 
 
 def _take_turn(directory: int) -> None:
-    """Lock the cache until the descriptor is closed, or wait for another start that has: it asks NVML for all."""
+    """Lock the cache until the descriptor is closed, or wait for another start, which queries NVML for all."""
     try:
         if not lock(directory, 0, False, 0.002):
             lock(directory, PATIENCE, True, 0.002)

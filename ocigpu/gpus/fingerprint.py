@@ -25,7 +25,7 @@ ANNOTATION = "ocigpu/fingerprint"
 _TEXT_LIMIT = 4096
 _PLURALS = {"gpus": "the set of GPUs has", "mig": "MIG devices have", "imex": "IMEX channels have"}
 _SENTENCES = {
-    "uuids": "GPUs have been replaced: their UUIDs are others",
+    "uuids": "GPUs have been replaced: their UUIDs differ",
     "nodes": "device numbers or nodes have changed",
     "groups": "IOMMU groups have changed",
     "settings": "settings have changed (driver root, device root, loader cache or simulated host)",
@@ -57,12 +57,12 @@ def parse_fingerprint(text: str) -> "Fingerprint":
 def explain_changes(old: "Fingerprint", new: "Fingerprint") -> tuple[str, ...]:
     """Return a sentence for each key that both have with different values; () when nothing has changed.
 
-    A key that only one of them has came with another version of this program and says nothing about the host.
+    A key in only one of them comes from another version of this program and says nothing about the host.
     """
     values = dict(new)
     changed = {key: value for key, value in old if key in values and values[key] != value}
     if "" in (changed.get("uuids"), values.get("uuids")) or "gpus" in changed:
-        changed.pop("uuids", None)  # unknown is no change, and another set of GPUs has other UUIDs
+        changed.pop("uuids", None)  # unknown is not a change, and a different set of GPUs has different UUIDs
     return tuple(_explain(key, value, values[key]) for key, value in changed.items())
 
 
@@ -81,11 +81,11 @@ def _count(value: str) -> str:
 
 
 def read_fingerprint(source: str, settings: "Settings") -> "Fingerprint":
-    """Return (key, value) pairs that change when what this source of devices tells may have changed.
+    """Return (key, value) pairs that change when the facts of this source of devices may have changed.
 
-    The first pair is ("source", source), the last one stands for the settings.  Values are "" where there is nothing
-    (an absent driver is no error) and never hold white space.  A source that there is not has these two pairs only.
-    Raises HostError (OCIGPU-HOST-3) when a file of the driver is there and cannot be read.
+    The first pair is ("source", source), the last one stands for the settings.  Values are "" if nothing exists (an
+    absent driver is not an error) and never contain white space.  An unknown source has only these two pairs.  Raises
+    HostError (OCIGPU-HOST-3) if a file of the driver exists but cannot be read.
     """
     pairs = load_vendor(source).read_fingerprint(settings) if source in VENDORS else ()
     return (("source", source), *pairs, ("settings", settings_digest(settings)))
@@ -94,8 +94,8 @@ def read_fingerprint(source: str, settings: "Settings") -> "Fingerprint":
 def stale_reasons(annotations: "Mapping[str, Any]", settings: "Settings") -> tuple[str, ...]:
     """Return why a specification with these annotations no longer fits the host; () when it does.
 
-    One without our annotation is not ours: ().  One that was made with other settings is only said to be that: what
-    else differs was read from somewhere else.  Raises HostError as :func:`read_fingerprint` does.
+    A specification without our annotation is not ours: ().  For one made with other settings, only that is reported,
+    because its other differences have another source.  Raises HostError as :func:`read_fingerprint` does.
     """
     text = annotations.get(ANNOTATION)
     if text is None:
@@ -105,6 +105,6 @@ def stale_reasons(annotations: "Mapping[str, Any]", settings: "Settings") -> tup
         return (f"its annotation {ANNOTATION} cannot be understood: {quoted(str(text))}",)
     source = old[0][1]
     if source not in VENDORS:
-        return (f"its devices are of a source that this version does not know: {quoted(source)}",)
+        return (f"its devices come from an unknown source: {quoted(source)}",)
     changes = explain_changes(old, read_fingerprint(source, settings))
     return (_SENTENCES["settings"],) if _SENTENCES["settings"] in changes else changes

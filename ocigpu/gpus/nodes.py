@@ -15,7 +15,7 @@ _UNCHANGED = Permissions()
 
 
 class NodeReader:
-    """Reads nodes below a device root; ``notes`` collects what is odd about them."""
+    """Reads nodes below a device root; ``notes`` collects irregularities."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -42,7 +42,7 @@ class NodeReader:
 
     def _status(self, path: str) -> os.stat_result | None:
         try:
-            status = os.lstat(self.tree.find(path))  # by the tree, which notes what is looked at, used or not
+            status = os.lstat(self.tree.find(path))  # read through the tree, which records every path read, used or not
         except OSError:
             return None
         usable = stat.S_ISCHR(status.st_mode) or (self.tree.stand_in and stat.S_ISREG(status.st_mode))
@@ -60,7 +60,7 @@ class NodeReader:
         )
 
     def read_drm(self, numbers: "Iterable[tuple[str, int, int]]") -> tuple[DeviceNode, ...]:
-        """Return the nodes below /dev/dri with these (name, major, minor), as sysfs tells them of a GPU."""
+        """Return the nodes below /dev/dri with these (name, major, minor), which sysfs lists for a GPU."""
         return tuple(
             self.read(f"/dev/dri/{name}", major, minor, _CARD if name.startswith("card") else _UNCHANGED)
             for name, major, minor in numbers

@@ -1,4 +1,4 @@
-"""What a vendor's folder offers when a specification is to be generated, and what it is asked."""
+"""What a vendor's folder offers for generating a specification, and the options for it."""
 
 from ocigpu.core.actions import FILE_OPTIONS, SOCKET_OPTIONS, Bind
 from ocigpu.core.cdi_names import check_device
@@ -60,7 +60,7 @@ class GenerateOptions(NamedTuple):
 
 
 class CompatTerms(NamedTuple):
-    """What decides whether an image's CUDA libraries suit the host's driver, "" for what is not known or usual."""
+    """What decides whether an image's CUDA libraries suit the host's driver, "" for unknown or usual values."""
 
     driver_version: str = ""
     cuda_version: str = ""
@@ -68,9 +68,9 @@ class CompatTerms(NamedTuple):
 
 
 class OfferedDevice(NamedTuple):
-    """One device: its name and what it brings, as the part of a plan.
+    """One device: its name and its actions, as the part of a plan.
 
-    ``coherent``: whether it is a GPU with coherent access to the host's memory, None for what cannot be told.
+    ``coherent``: whether it is a GPU with coherent access to the host's memory, None if unknown.
     """
 
     name: str
@@ -119,7 +119,7 @@ def select_ids(ids: "Sequence[str]", known: "Sequence[tuple[str, ...]]", what: s
         found = [position for position, own in enumerate(known) if text in own]
         if not found:
             first = ", ".join(own[0] for own in known[:16]) + (", ..." if len(known) > 16 else "")
-            message = f"device id {quoted(text)}: no such {what}; there are: {first or 'none'}"
+            message = f"device id {quoted(text)}: no such {what}; available: {first or 'none'}"
             raise CdiError("OCIGPU-CDI-7", message, "Give one of them, or leave --device-id out.")
         chosen.update(found)
     return tuple(sorted(chosen))
@@ -132,7 +132,7 @@ def choose_names(strategies: "Sequence[str]", index: str, type_index: str, uuid:
 
 
 def bind_file(file: "HostFile") -> Bind:
-    """Return the bind mount of a file of the host, with the options that a plan gives such files."""
+    """Return the bind mount of a file of the host, with a plan's options for such files."""
     return Bind(
         file.host_path, file.container_path, SOCKET_OPTIONS if file.kind == "socket" else FILE_OPTIONS, "", file.kind
     )

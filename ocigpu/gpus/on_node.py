@@ -8,7 +8,7 @@ from ocigpu.core.errors import printable
 from ocigpu.core.facts import HostFacts
 
 Text = Annotated[str, BeforeValidator(lambda value: printable(str(value), 96))]
-"""What closed code says."""
+"""The output of closed code."""
 
 
 class MigSize(NamedTuple):
@@ -49,7 +49,7 @@ class Hardware(NamedTuple):
 
 
 class NodeGpus(NamedTuple):
-    """``hardware``: what the driver says beyond the facts.
+    """``hardware``: details from the driver beyond the facts.
 
     ``numa``: node by UUID, for the GPUs that have one; ``scores``: how well two GPUs are connected, by their UUIDs in
     both orders.

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 
 class GpuPart(NamedTuple):
-    """A GPU, or a partition of one, under a name that stays whatever happens to the others.
+    """A GPU, or a partition of one, under a name that does not depend on the others.
 
     ``address``: of the GPU on the PCI bus as sysfs writes it; ``partition``: its number, -1 for a whole GPU.
     ``attributes`` (as values of the API, {"string": ...}) and ``capacity`` have the names of the vendor's driver of
-    claims.  ``error`` is empty, or says why it cannot be given.
+    claims.  ``error`` is empty, or says why it cannot be used.
     """
 
     address: str
@@ -21,7 +21,7 @@ class GpuPart(NamedTuple):
 
     @property
     def id(self) -> str:
-        """What its vendor's folder knows it by: the address, and the number of the partition after a slash."""
+        """Its id in the vendor's folder: the address, and after a slash the number of the partition."""
         return self.address if self.partition < 0 else f"{self.address}/{self.partition}"
 
 

@@ -86,7 +86,7 @@ class Function(NamedTuple):
 
 
 def read_function(sys: str, address: str, vendor: int = 0) -> Function | None:
-    """Return what sysfs says of the function at an address; None when it is not there or not of this vendor."""
+    """Return the function at an address, from sysfs; None if it does not exist or is not of this vendor."""
     directory = f"{sys}/bus/pci/devices/{address}"
     found = _hexadecimal(read_text(f"{directory}/vendor", 64))
     if not found or vendor not in (0, found):
@@ -111,5 +111,5 @@ def read_gpus(sys: str) -> tuple[Function, ...]:
 
 
 def bound_addresses(sys: str, driver: str) -> list[str]:
-    """Return the addresses of the functions that a PCI driver has, sorted; cheaper than a look at all functions."""
+    """Return the sorted addresses of the functions bound to a PCI driver; cheaper than reading all functions."""
     return [name for name in list_names(f"{sys}/bus/pci/drivers/{driver}") if ":" in name and name[:1].isalnum()]

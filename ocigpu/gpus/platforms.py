@@ -7,5 +7,5 @@ from ocigpu.gpus.wsl import no_driver_on_wsl
 
 
 def no_driver_to_load(roots: Roots) -> HostError | None:
-    """Return the error OCIGPU-HOST-1 that says what works instead, None where the module is what is missing."""
+    """Return the error OCIGPU-HOST-1 that names the alternative, None if the kernel module is what is missing."""
     return no_driver_on_wsl(roots) or no_driver_on_tegra(roots)

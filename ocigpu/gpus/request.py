@@ -1,4 +1,4 @@
-"""What one container asks for, as every vendor's folder reads it from config.json."""
+"""One container's request, as every vendor's folder reads it from config.json."""
 
 from ocigpu.core.config_json import get_object, has_user_namespace
 from ocigpu.core.errors import RequestError
@@ -13,21 +13,20 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """What one container asks for.
+    """What one container requests.
 
-    ``selection``: "nothing" (unset, empty, void: not a GPU container), "none" (driver files and control nodes, no
-    GPU), "all", "list", or "cdi"; ``devices``: for "list" the tokens in order, stripped, without duplicates.
-    ``cdi_devices``: for "cdi" the fully qualified names in order, without duplicates; what the container gets is then
-    written in specifications.  Of the other fields source, notes and requirements are filled, and ``capabilities``
-    with those beyond which no specification may give anything, () where they decide.
-    ``source``: where the selection comes from, for reasons and messages ("NVIDIA_VISIBLE_DEVICES=0,2",
-    "volume mounts below /var/run/nvidia-container-devices").
+    ``selection``: "nothing" (unset, empty, void: not a GPU container), "none" (driver files and control nodes, no GPU),
+    "all", "list", or "cdi"; ``devices``: for "list" the tokens in order, stripped, without duplicates.
+    ``cdi_devices``: for "cdi" the fully qualified names in order, without duplicates; specifications then define what
+    the container gets.  Of the other fields source, notes and requirements are set, and ``capabilities`` to those to
+    which specifications are limited, () if they decide themselves.  ``source``: where the selection comes from, for
+    reasons and messages ("NVIDIA_VISIBLE_DEVICES=0,2", "volume mounts below /var/run/nvidia-container-devices").
     ``capabilities``: driver capabilities, sorted.  ``requirements``: (variable, expression) pairs, sorted.
-    ``mig_config``/``mig_monitor``: "" or "all".  ``imex_channels``: sorted channel ids.
-    ``features``: opt-in parts, of "gds", "mofed", "gdrcopy", "nvswitch", in that order.
-    ``notes``: warnings, a sentence each ("request of an unprivileged container ignored ...").
-    ``vendor``: whose devices are asked for, by its name in :mod:`ocigpu.gpus.vendors`; for "cdi" the first one's.
-    ``parts``: where devices of several vendors are asked for, what is asked of each; the rest is the first one's then.
+    ``mig_config``/``mig_monitor``: "" or "all".  ``imex_channels``: sorted channel ids.  ``features``: opt-in parts, of
+    "gds", "mofed", "gdrcopy", "nvswitch", in that order.  ``notes``: warnings, a sentence each ("request of an
+    unprivileged container ignored ...").  ``vendor``: whose devices are requested, by its name in
+    :mod:`ocigpu.gpus.vendors`; for "cdi" the first one.  ``parts``: if devices of several vendors are requested, the
+    request to each; all other fields are then the first one's.
     """
 
     selection: str = "nothing"
@@ -46,17 +45,17 @@ class Request(NamedTuple):
 
     @property
     def each(self) -> "tuple[Request, ...]":
-        """What is asked of each vendor."""
+        """The request to each vendor."""
         return self.parts or (self,)
 
     @property
     def vendors(self) -> tuple[str, ...]:
-        """The vendors whose devices are asked for."""
+        """The vendors whose devices are requested."""
         return tuple(one.vendor for one in self.each)
 
 
 def join_requests(requests: "Sequence[Request]") -> Request:
-    """Return what is asked of several vendors as one request: all of them by CDI names, or none."""
+    """Return the requests to several vendors as one: all of them by CDI names, or none."""
     asking = [one for one in requests if one.selection != "nothing"] or [Request()]
     first = asking[0]._replace(notes=tuple(note for one in requests for note in one.notes))
     if len(asking) == 1:
@@ -69,9 +68,9 @@ def join_requests(requests: "Sequence[Request]") -> Request:
 
 
 class Selection(NamedTuple):
-    """What is given: whole ``gpus``, and ``mig_devices`` each with its parent, which is not in ``gpus`` for that.
+    """What is granted: whole ``gpus``, and ``mig_devices`` each with its parent, which is not thereby in ``gpus``.
 
-    ``notes``: warnings, a sentence each, about GPUs that were left out or given in parts.
+    ``notes``: warnings, a sentence each, about GPUs that were left out or are granted in parts.
     """
 
     gpus: "tuple[Gpu, ...]" = ()
@@ -91,15 +90,15 @@ def check_without_cdi(request: Request) -> None:
     if request.selection == "cdi":
         raise RequestError(
             "OCIGPU-REQ-1",
-            f"{request.source}: CDI devices are given by ocigpu-runtime, from specifications, and by nothing else",
-            "Use the runtime ocigpu instead of --gpus; what it would give: ocigpu cdi show NAME",
+            f"{request.source}: only ocigpu-runtime provides CDI devices, from specifications",
+            "Use the runtime ocigpu instead of --gpus; to see the devices: ocigpu cdi show NAME",
         )
 
 
 def is_privileged(config: "dict[str, Any]") -> bool:
     """Return whether the bounding set has CAP_SYS_ADMIN: an object of sets, or one list before OCI 1.0.0-rc5.
 
-    In a user namespace of its own that gives a container rights over itself, and none over the host's devices.
+    In its own user namespace, that grants a container rights over itself, and none over the host's devices.
     """
     if has_user_namespace(config):
         return False

@@ -1,7 +1,7 @@
 """Directories that stand for "/" of the driver, and small bounded reads below them.
 
-A driver root (or a simulated host) is trusted, but it is laid out for its own "/": an absolute symbolic link in it is
-meant relative to it.  :class:`Tree` resolves such paths; it is no protection against a hostile tree.
+A driver root (or a simulated host) is trusted, but its paths assume that it is "/": an absolute symbolic link in it is
+relative to it.  :class:`Tree` resolves such paths; it does not protect against a hostile tree.
 """
 
 import errno
@@ -18,16 +18,16 @@ from ocigpu.system.signals import touched
 MAX_LINKS = 40
 """Symbolic links followed for one path, as in the kernel (MAXSYMLINKS, path_resolution(7))."""
 TEXT_LIMIT = 1 << 16
-"""Bytes read of one text file of procfs or sysfs unless the caller says more."""
+"""Default maximum of bytes read from one text file of procfs or sysfs."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
 
 _noted: "dict[str, int] | None" = None
 
 
 def note_readings() -> "dict[str, int]":
-    """Begin to note what is read by the functions of this module, until :func:`stop_noting`; returns the notes.
+    """Begin to record what the functions of this module read, until :func:`stop_noting`; returns the record.
 
-    They are for :func:`is_as_noted`: whoever reads the same again comes to the same conclusions.
+    :func:`is_as_noted` compares with it: equal readings lead to equal conclusions.
     """
     global _noted  # noqa: PLW0603 - reading is spread over many modules, and one process notes one thing at a time
     _noted = {}
@@ -80,7 +80,7 @@ class Roots(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The prefix of what is the machine's and not the driver's: its /dev, sockets of daemons."""
+        """The prefix of paths that belong to the machine, not to the driver: its /dev, sockets of daemons."""
         return self.proc.removesuffix("/proc") if self.stand_in else ""
 
 
@@ -124,7 +124,7 @@ def find_driver_container(host: str = "") -> str:
 
 
 def settings_digest(settings: Settings) -> str:
-    """Return a checksum of what says where the driver is looked for: settings, and a driver container's root."""
+    """Return a checksum of what determines where the driver is searched: settings, and a driver container's root."""
     container = "" if settings.driver_root.rstrip("/") else find_driver_container(settings.simulation_root.rstrip("/"))
     chosen = (
         container or settings.driver_root,
@@ -189,7 +189,7 @@ class Tree:
         return target
 
     def link(self, path: str) -> str:
-        """Return the text of the link at ``path``, whose directory has been resolved; "" when there is no link."""
+        """Return the text of the link at ``path``, whose directory is resolved; "" if it is not a link."""
         return self._link(path) or ""
 
     def host(self, path: str) -> str:
@@ -202,9 +202,9 @@ class Tree:
         return self.prefix + resolved if resolved else ""
 
     def owned(self, path: str) -> str:
-        """Return a directory's resolved path if nobody but root, or the caller, can have put anything there, else "".
+        """Return a directory's resolved path if only root or the caller can have written there, else "".
 
-        Whoever may write one of the directories on the way can have put another one in its place.
+        A user who may write to one of its parent directories could have replaced it.
         """
         resolved = self.resolve(path)
         place = self.prefix
@@ -221,17 +221,17 @@ class Tree:
         return list_names(found) if found else []
 
     def search(self, resolved: str) -> list[str]:
-        """Return the sorted names in a directory with a resolved path, and remember that it matters what it holds."""
+        """Return the sorted names in a directory with a resolved path, and record that its content matters."""
         self._listed[resolved] = True
         return list_names(self.prefix + resolved)
 
     def places(self) -> dict[str, bool]:
-        """Return the host's path of everything looked at, found or not, and whether it was searched."""
+        """Return the host's path of everything that was read, found or not, and whether its content matters."""
         looks = {**dict.fromkeys(self._links, False), **self._listed}
         return {self.prefix + path: searched for path, searched in looks.items()}
 
     def kind(self, host_path: str) -> str:
-        """Return "file", "directory" or "socket" for what is at a resolved path of the host, else ""."""
+        """Return the kind of a resolved path of the host: "file", "directory" or "socket", else ""."""
         try:
             mode = os.lstat(host_path).st_mode
         except OSError:
@@ -249,7 +249,7 @@ def node_tree(roots: Roots) -> Tree:
 
 
 def _read_link(path: str) -> str | OSError:
-    """Return the target of a link, "" for anything else that exists, the error for what is not there."""
+    """Return the target of a link, "" for anything else that exists, the error for a missing path."""
     target: str | OSError
     touched[0] = path
     try:
@@ -272,7 +272,7 @@ def list_names(path: str) -> list[str]:
 
 
 def read_node(path: str) -> str:
-    """Return type and permissions, owner and number of what is at a path as text, "-" for nothing; follows no link."""
+    """Return type, permissions, owner and device number of a path as text, "-" if it is missing; follows no link."""
     touched[0] = path
     try:
         status = os.lstat(path)
@@ -286,7 +286,7 @@ def read_node(path: str) -> str:
 def read_text(path: str, limit: int = TEXT_LIMIT) -> str | None:
     """Return at most ``limit`` bytes of a text file, None when there is none.
 
-    Raises HostError (OCIGPU-HOST-3) when it is there and cannot be read.
+    Raises HostError (OCIGPU-HOST-3) if it exists but cannot be read.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

@@ -8,7 +8,7 @@ NUMBERS = ("use", "used_mib", "total_mib", "watts", "celsius")
 class Usage(NamedTuple):
     """A GPU or MIG device: ``use`` in percent of the time; None is unknown.
 
-    ``processes``: (pid, MiB of memory, percent of the GPU's time), or None when the driver is not asked for them.
+    ``processes``: (pid, MiB of memory, percent of the GPU's time), or None if the driver is not queried for them.
     """
 
     uuid: str

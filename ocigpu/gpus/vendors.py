@@ -1,6 +1,6 @@
-"""The record of a source of devices; and what a container's request, facts and plan are, whoever's devices it wants.
+"""The record of a source of devices; request, facts and plan for a container, whatever its devices' vendor.
 
-Light: every start of a container loads it.
+It imports little, because every start of a container loads it.
 """
 
 from ocigpu.core.config_json import read_env
@@ -84,23 +84,23 @@ class GpuLink(NamedTuple):
 
 
 class Vendor(NamedTuple):
-    """A source of devices; the functions after ``is_here`` only where containers can ask for them by a variable.
+    """A source of devices; the functions after ``is_here`` only if containers can request them by a variable.
 
     ``name``: in fingerprints and drafts.  ``kinds``: vendors of CDI kinds that are its own.  ``subsystems``: of the
     kernel, whose events are about its devices.  ``modes``: of ``ocigpu cdi generate``.  ``offer``: what specifications
     get.  ``is_here``: whether the host is of this platform and no other.  ``has_driver``: whether the vendor's driver
-    is loaded.  ``read_facts``: perhaps of an earlier start; ``read_now``: as the host is.  ``request_devices``: what a
-    container asks for, but for the devices.  ``simulate``: for sim; ``check``: for the doctor; ``read_usage``:
-    what the GPUs do now, as far as files of the kernel say it (a :class:`~ocigpu.gpus.usage.Usage` each);
-    ``read_links``: how they are connected beside PCIe, as far as such files say it.
+    is loaded.  ``read_facts``: perhaps from an earlier start; ``read_now``: from the host now.  ``request_devices``:
+    the request of a container with other devices.  ``simulate``: for sim; ``check``: for the doctor; ``read_usage``:
+    what the GPUs do now, as far as files of the kernel show it (a :class:`~ocigpu.gpus.usage.Usage` each);
+    ``read_links``: how they are connected besides PCIe, as far as such files show it.
 
-    What the programs of a cluster's nodes ask: ``read_parts``: what resource claims may have, without which the DRA
-    driver reads the vendor's GPUs as NVIDIA's; ``offer_claimed``: the devices of a claim's specification under their
-    ids, given with their names in the slice, from facts that were read before (raises HostError OCIGPU-DRA-3 where the
-    host has changed); ``sharing``: the strategies by which containers of a claim may share a GPU.  ``read_node``: GPUs
-    for the device plugin, and how they are connected, None for a vendor whose GPUs it does not offer;
-    ``find_silence``: why the driver gave no answer about GPUs that are there, "" if it did; ``watch_faults``: what
-    prints their faults in a process of its own, a module and the arguments of its main, () where nothing does
+    For the programs of a cluster's nodes: ``read_parts``: the devices for resource claims, without which the DRA driver
+    reads the vendor's GPUs as NVIDIA's; ``offer_claimed``: the devices of a claim's specification under their ids,
+    given with their names in the slice, from facts that were read before (raises HostError OCIGPU-DRA-3 where the host
+    has changed); ``sharing``: the strategies by which containers of a claim may share a GPU.  ``read_node``: GPUs for
+    the device plugin, and how they are connected, None for a vendor whose GPUs it does not offer; ``find_silence``: why
+    the driver did not answer about existing GPUs, "" if it did; ``watch_faults``: what prints their faults in a process
+    of its own, a module and the arguments of its main, () where nothing does
     (:class:`~ocigpu.kubernetes.node.program.EventWatcher` reads it); ``sample``: the same for what prints samples for
     the exporter, None for a vendor whose GPUs have no metrics (:func:`~ocigpu.exporter.sample.parse_sample` reads
     them); ``read_labels``: labels of the node, with their domains.
@@ -143,12 +143,12 @@ def load_vendor(name: str) -> "Vendor":
 def parse_request(
     config: "dict[str, Any]", settings: "Settings", bundle: str = "", here: "Callable[[str], bool] | None" = None
 ) -> "Request":
-    """Return what the container of this config.json (a raw document) asks for, of all vendors.
+    """Return the request of the container of this config.json (a raw document), to all vendors.
 
-    Where one vendor's devices are asked for by CDI names, the others' are too: specifications give all or none.
-    Of several vendors' devices those whose driver is not loaded become a note: images for both set both variables.
-    ``here``: tells whether a vendor's driver counts as loaded, asked only for that; None: as the host is.
-    Raises RequestError for what cannot be understood or is refused; see the parse_request of each vendor's folder.
+    If one vendor's devices are requested by CDI names, the others' must be too: specifications provide all or none.  Of
+    several vendors, those whose driver is not loaded become a note: images for both set both variables.  ``here``:
+    tells whether a vendor's driver counts as loaded; None: as on the host.  Raises RequestError for a request that
+    cannot be understood or is refused; see the parse_request of each vendor's folder.
     """
     requests = [load_vendor(FIRST).parse_request(config, settings, bundle)]
     texts = read_env(config)
@@ -183,7 +183,7 @@ def _without_gpus(request: "Request") -> "Request":
     own = _own_gpus(request)
     if not own:
         return request
-    why = f"no driver of {VENDORS[request.vendor][2]} is loaded, another vendor's GPUs are given"
+    why = f"no driver of {VENDORS[request.vendor][2]} is loaded, another vendor's GPUs are used"
     left = tuple(name for name in request.cdi_devices if name not in own)
     return request._replace(
         selection="cdi" if left else "nothing",
@@ -208,7 +208,7 @@ def read_facts(settings: "Settings", vendors: "Iterable[str]", kept: bool = True
 
 
 def find_vendors(settings: "Settings") -> tuple[str, ...]:
-    """Return the names of the vendors whose driver the host has and whose devices containers ask for; else FIRST."""
+    """Return the names of the vendors whose driver is loaded and whose devices containers can request; else FIRST."""
     return tuple(_driven(settings)) or (FIRST,)
 
 
@@ -243,9 +243,9 @@ def make_plan(
 
 
 def find_mode(mode: str, kind_vendor: str, settings: "Settings") -> "tuple[str, Vendor]":
-    """Return the mode of a specification, with its source: "auto" is what suits this host's platform.
+    """Return the mode of a specification, with its source: "auto" selects by this host's platform.
 
-    ``kind_vendor``: vendor part of the kind that was asked for; that of another vendor's devices decides.
+    ``kind_vendor``: vendor part of the requested kind; that of another vendor's devices decides.
     """
     vendors = [load_vendor(name) for name in VENDORS]
     for vendor in vendors:

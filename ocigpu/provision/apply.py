@@ -114,7 +114,7 @@ def provision_own(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str,
 
 
 def start_worker(plan: "Plan", settings: "Settings") -> Worker:
-    """Return a worker with all that it needs of the host, for a container that is not there yet.
+    """Return a worker with all that it needs of the host, for a container that does not exist yet.
 
     For :func:`provision` by a process with CAP_SYS_ADMIN.  It ends when this process does.  Raises ApplyError
     OCIGPU-LD-1 for an ldconfig that cannot be used, and OSError.

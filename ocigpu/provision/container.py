@@ -168,7 +168,7 @@ def open_here(rootfs: str) -> LiveContainer:
         if not rootfs.startswith("/") or os.path.samestat(os.fstat(root_fd), host):
             raise place.failed(1, "it is the host's own root directory")
         if not _is_mount_point(root_fd):
-            raise place.failed(1, "it is a directory of the host and no mount of a container")
+            raise place.failed(1, "it is a directory of the host, not a mount of a container")
         return LiveContainer(
             os.getpid(), rootfs, proc_fd, mnt_fd, user_fd, root_fd, os.geteuid(), os.getegid(), False,
             join_user=False, pivoted=True, host_root=(host.st_dev, host.st_ino), here=True,

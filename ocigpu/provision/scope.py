@@ -45,7 +45,7 @@ def change_scope(
     note, undo = _change(f"{DIRECTORY}/{name}.d", "50-DeviceAllow.conf", "DeviceAllow=", allow, deny) or (
         _change(DIRECTORY, name, "DevicePolicy=", allow, deny) or ("", None)
     )
-    return note and f"systemd's unit {name} does not know the devices: {note}", undo
+    return note and f"systemd's unit {name} does not include the devices: {note}", undo
 
 
 def _change(

@@ -55,7 +55,7 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in FAULT_NAMES:
             hint = suggest(name, FAULT_NAMES, 3) or f"faults: {', '.join(FAULT_NAMES)}"
-            raise sim_error(f"there is no fault {quoted(name)}", hint)
+            raise sim_error(f"no fault named {quoted(name)}", hint)
 
 
 def make_faults(directory: str, names: Sequence[str]) -> None:

@@ -357,7 +357,7 @@ class ControllerService:
             except HostError as error:
                 if self._stopping.is_set():
                     return
-                self._log.once("watch", "warning", f"{error.message}; tenancies are looked at every {RESYNC:.0f} s")
+                self._log.once("watch", "warning", f"{error.message}; tenancies are checked every {RESYNC:.0f} s")
                 if status_of(error.__cause__) == 410:  # the version is of a list that is too old
                     self._wake("")
                 self._stopping.wait(backoff.failed(0.0))

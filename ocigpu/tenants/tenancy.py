@@ -329,10 +329,10 @@ def observe_conditions(tenancy: Document, seen: TenancySeen, options: TenancyOpt
     if is_closed(tenancy):
         pods = [_with_finalizers(each["metadata"]) for each in seen.pods]
         verdicts.append(
-            Verdict("WorkloadsStopped", not pods, "PodsLeft" if pods else "Observed", _names("pods are left", pods))
+            Verdict("WorkloadsStopped", not pods, "PodsLeft" if pods else "Observed", _names("pods remain", pods))
         )
     if tenancy["metadata"].get("deletionTimestamp"):
-        words = _names("GPUs are not given back yet", seen.leases)
+        words = _names("GPUs are not returned yet", seen.leases)
         verdicts.append(Verdict("LeasesReleased", not seen.leases, "LeasesHeld" if seen.leases else "Observed", words))
     return tuple(verdicts)
 

@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Tree, tuple[str, ...], str]] = {
         ("all",),
         "is not bound to amdgpu, but to vfio-pci",
     ),
-    "an id that no GPU has": (TWO_GPUS, ("9",), 'device id "9": no such AMD GPU; there are: 0, 1'),
+    "an id that no GPU has": (TWO_GPUS, ("9",), 'device id "9": no such AMD GPU; available: 0, 1'),
     "a GPU without nodes": (
         {**KFD, **pci_function("0000:43:00.0", "1002:744c", "0300", "amdgpu")},
         ("all",),

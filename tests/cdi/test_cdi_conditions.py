@@ -73,7 +73,7 @@ def test_requirements_hold_for_the_gpus_that_are_named() -> None:
         raise HostError("OCIGPU-HOST-1", "no NVIDIA driver: /proc/driver/nvidia is missing")
 
     assert check_conditions(ask(CUDA="cuda>=13.1"), [], no_driver) == (
-        "NVIDIA_REQUIRE_CUDA not looked at: no NVIDIA driver: /proc/driver/nvidia is missing",
+        "NVIDIA_REQUIRE_CUDA not examined: no NVIDIA driver: /proc/driver/nvidia is missing",
     )
 
 

@@ -295,13 +295,13 @@ def test_another_order_of_gpus_gives_one_device_and_a_note() -> None:
     ("answer", "ids"), [(None, ("1",)), (TWO_ANSWER, ("2",)), (TWO_ANSWER, ("0:0",)), (TWO_ANSWER, ("MIG-1",))]
 )
 def test_an_id_that_no_gpu_has_is_an_error(answer: NvmlAnswer | None, ids: tuple[str, ...]) -> None:
-    with pytest.raises(CdiError, match="no such GPU; there are: 0") as caught:
+    with pytest.raises(CdiError, match="no such GPU; available: 0") as caught:
         offer_listed(FACTS, answer, (), GenerateOptions(device_ids=ids), HOOK.ldconfig)
     assert caught.value.code == "OCIGPU-CDI-7"
 
 
 def test_files_without_nodes_are_an_error_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(CdiError, match=r"the CSV files give no device node of this host: .*l4t.csv: missing$"):
+    with pytest.raises(CdiError, match=r"the CSV files name no device node of this host: .*l4t.csv: missing$"):
         draft_from("csv", GenerateOptions(), write_tree(tmp_path, {"/etc/nv_tegra_release": ""}))
 
 

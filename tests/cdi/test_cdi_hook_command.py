@@ -190,8 +190,8 @@ def call(*words: str, text: bytes = b"", program: Path = HOOK) -> Completed:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        ("make-coffee --cup 1", 0, 'note: CDI hook "make-coffee" is not known and was left out'),
-        ("hook make", 0, 'note: CDI hook "make" is not known and was left out'),
+        ("make-coffee --cup 1", 0, 'note: CDI hook "make-coffee" is unknown and was left out'),
+        ("hook make", 0, 'note: CDI hook "make" is unknown and was left out'),
         ("hook", 0, "note: no CDI hook was named"),
         ("make-coffee + make-tea", 0, "note: 2 warnings: CDI hook"),
         ("create-symlinks --link", 1, "OCIGPU-ARG-1: create-symlinks: option --link needs a value"),

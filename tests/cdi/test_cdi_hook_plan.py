@@ -166,7 +166,7 @@ def test_a_file_of_the_image_stays_where_there_is_nothing_to_show_instead() -> N
     facts = HookFacts(kept_files=("/lib/gbm/x.so", "/lib/liby.so.1"))
     alone = plan_hooks([CreateSymlinks(links[:2])], facts, SETTINGS)
     assert alone.actions == ()
-    assert alone.notes[1] == "/lib/liby.so.1 stays the image's file: there is no liby.so.2 to show instead"
+    assert alone.notes[1] == "/lib/liby.so.1 stays the image's file: liby.so.2 does not exist"
     plan = plan_hooks([CreateSymlinks(links)], facts, SETTINGS)  # one of the links makes the other's target
     assert without_reasons(plan.actions) == [
         Link("/lib/libx.so.1", "libx.so.1.2", ""),
@@ -310,7 +310,7 @@ def test_a_path_file_that_is_no_text_is_left_alone() -> None:
     plan = plan_hooks([FOLDERS], facts, SETTINGS)
     assert plan.actions == ()
     assert plan.notes == (
-        "/etc/ld-musl-x86_64.path of the image is no text of at most 64 KiB, or a link, and was left alone",
+        "/etc/ld-musl-x86_64.path of the image is a link, or not a text of at most 64 KiB, and was left alone",
     )
 
 

@@ -189,7 +189,7 @@ def test_a_node_brings_a_rule(permissions: dict[str, str], access: str | None) -
 
 
 def test_rules_are_written_once_and_come_last() -> None:
-    """A rule that is there already could be taken back by the one behind it."""
+    """A rule that already exists could be taken back by the one behind it."""
     before = [rule("c", 195, 0), {"allow": False, "type": "c", "major": 195, "access": "rwm"}, "strange", {"allow": []}]
     config = {"linux": {"resources": {"devices": before, "cpu": {}}}}
     edits = {"deviceNodes": [NULL, {"path": "/dev/y", "hostPath": "/dev/nvidia0"}, {"path": "/dev/sda"}]}

@@ -135,7 +135,7 @@ def test_without_a_driver_the_file_stays_and_is_called_stale(run: Refresh, targe
     with pytest.raises(OcigpuError) as caught:
         run()
     assert caught.value.code == "OCIGPU-HOST-1"
-    assert f"{target} was left as it was, and is stale: the driver was 5" in caught.value.message
+    assert f"{target} is unchanged, and is stale: the driver was 5" in caught.value.message
     assert "is not loaded" in caught.value.message
     assert identity(target) == before
     assert [path.name for path in target.parent.iterdir()] == [target.name]

@@ -187,7 +187,7 @@ def test_mode_hook_leaves_annotations_to_the_engine() -> None:
 
 
 def test_nobody_but_the_shim_grants_such_a_request() -> None:
-    with pytest.raises(RequestError, match="given by ocigpu-runtime"):
+    with pytest.raises(RequestError, match="only ocigpu-runtime provides CDI devices"):
         check_without_cdi(parse_request(visible("x.com/a=1"), AUTO))
     for request in (Request(), parse_request(visible("0"), AUTO)):
         check_without_cdi(request)
@@ -200,7 +200,7 @@ def test_the_prestart_hook_stops_such_a_container_before_it_touches_it(tmp_path:
     state = json.dumps({"pid": os.getpid(), "bundle": str(tmp_path)}).encode()
     with pytest.raises(RequestError) as caught:
         run_prestart(state, AUTO._replace(mode=mode))
-    assert caught.value.message.startswith(f"{DEVICES}=x.com/a=1: CDI devices are given by ocigpu-runtime")
+    assert caught.value.message.startswith(f"{DEVICES}=x.com/a=1: only ocigpu-runtime provides CDI devices")
 
 
 # --- the runtime's own devices

@@ -167,12 +167,12 @@ def test_what_cannot_be_given_is_left_out_with_the_reason(tmp_path: Path, tree: 
 
 
 def test_an_id_that_no_device_has_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CdiError, match='device id "0": no such VFIO device; there are: 9, 112'):
+    with pytest.raises(CdiError, match='device id "0": no such VFIO device; available: 9, 112'):
         draft_from("vfio", GenerateOptions(device_ids=("0",)), write_tree(tmp_path, TWO))
 
 
 def test_a_host_without_gpus_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CdiError, match="no NVSwitch for virtual machines: there is no NVSwitch on the PCI bus"):
+    with pytest.raises(CdiError, match="no NVSwitch for virtual machines: no NVSwitch is on the PCI bus"):
         draft_from("vfio", GenerateOptions(device_class="nvswitch"), write_tree(tmp_path, TWO))
 
 
@@ -181,7 +181,7 @@ def test_a_note_says_which_gpu_a_device_is(tmp_path: Path) -> None:
     names = [f"0000:{bus}:00.0 (10de:2330)" for bus in ("19", "3b", "3c")]
     assert draft_from("vfio", GenerateOptions(), write_tree(tmp_path, tree)).notes == (
         f"devices are named by IOMMU group: 9 is {names[0]}; 112 is {names[1]} and {names[2]}",
-        "NVSwitches that are bound to VFIO too: 1; --class nvswitch gives them",
+        "NVSwitches that are bound to VFIO too: 1; --class nvswitch selects them",
     )
 
 
@@ -198,7 +198,7 @@ def test_a_switch_in_the_group_of_a_gpu_goes_with_the_gpu(tmp_path: Path) -> Non
     result = draft_from("vfio", GenerateOptions(device_class="nvswitch"), settings)
     assert list(devices(result)) == ["31"]
     assert result.skipped == (
-        "NVSwitch 0000:c1:00.0 (10de:22a3) is given with the GPU 0000:19:00.0 (10de:2330), by IOMMU group 9",
+        "NVSwitch 0000:c1:00.0 (10de:22a3) is passed with the GPU 0000:19:00.0 (10de:2330), by IOMMU group 9",
     )
 
 

@@ -665,7 +665,7 @@ def test_diff_and_refresh_agree_on_what_is_different(cdi: Run, tmp_path: Path) -
     status, out, _ = cdi("refresh", "--output", path, *options)
     assert (status, out) == (0, f"{path}: written: there was no file\n")
     written = path.stat()
-    assert cdi("diff", path, *options)[:2] == (0, f"{path}: as this host would give it now\n")
+    assert cdi("diff", path, *options)[:2] == (0, f"{path}: as this host would generate it now\n")
     assert cdi("refresh", "--output", path, *options)[:2] == (0, f"{path}: up to date\n")
     assert cdi("refresh", "--output", path, "--quiet", *options)[:2] == (0, "")
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)

@@ -179,7 +179,7 @@ def test_plan_for_nothing_says_so_without_looking_at_the_host(run: Run, tmp_path
     bundle = write_bundle(tmp_path / "bundle", [] if value is None else [f"NVIDIA_VISIBLE_DEVICES={value}"])
     status, out, err = run("plan", "--facts", "/nowhere", "--bundle", bundle)
     assert (status, err) == (0, "")
-    assert out.startswith("nothing is asked for: the container would be left as it is")
+    assert out.startswith("nothing is requested: config.json would stay as it is")
     status, out, _ = run("plan", "--facts", "/nowhere", "--bundle", bundle, "--json")
     assert (status, json.loads(out)["actions"]) == (0, [])
 

@@ -131,7 +131,7 @@ def test_status_lists_every_engine_and_its_problems(host: Path, capsys: pytest.C
     assert "ocigpu = /usr/local/bin/ocigpu-runtime" in lines[1]
     problems = [line for line in lines if line.startswith("note: ")]
     assert problems == [
-        'note: docker: runtime "ocigpu": /usr/local/bin/ocigpu-runtime is not there',
+        'note: docker: runtime "ocigpu": /usr/local/bin/ocigpu-runtime does not exist',
         "note: podman: /etc/containers/containers.conf: not TOML: Invalid value (at line 2, column 11)",
     ]
 
@@ -218,10 +218,10 @@ def test_a_missing_shim_is_an_error_here_and_a_note_in_another_root(
     config = tmp_path / "daemon.json"
     words = ["engine", "configure", "docker", "--runtime-path", "/no/such/runtime"]
     assert main([*words, "--config", str(config)]) == 1
-    assert "OCIGPU-ENG-5: /no/such/runtime is not there" in capsys.readouterr().err
+    assert "OCIGPU-ENG-5: /no/such/runtime does not exist" in capsys.readouterr().err
     assert not config.exists()
     assert main([*words, "--root", str(host)]) == 0
-    assert "note: /no/such/runtime is not there yet below" in capsys.readouterr().out
+    assert "note: /no/such/runtime does not exist yet below" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("engine", ["docker", ""], ids=["docker", "all engines"])
@@ -483,7 +483,7 @@ def test_k3s_is_named_to_somebody_who_names_containerd(node: Path, capsys: pytes
     assert main(["engine", "status", "k3s", *words]) == 0
     assert "k3s" in capsys.readouterr().out
     assert main(["engine", "configure", "rke2", *words]) == 1
-    assert "rke2/agent/etc/containerd/config.toml is not there yet" in capsys.readouterr().err
+    assert "rke2/agent/etc/containerd/config.toml does not exist yet" in capsys.readouterr().err
 
 
 @pytest.mark.root
@@ -495,4 +495,4 @@ def test_what_two_daemons_of_an_engine_lack_is_said_once(
     monkeypatch.setattr(engine_test, "find_engines", lambda: daemons)
     monkeypatch.setenv("OCIGPU_CONFIG", str(simulated_host.settings))
     assert main(["engine", "test", "docker"]) == 1
-    assert capsys.readouterr().err.count("docker run --gpus is not tried: it has no hook") == 1
+    assert capsys.readouterr().err.count("docker run --gpus is not tested: it has no hook") == 1

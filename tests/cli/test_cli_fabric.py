@@ -84,9 +84,9 @@ def test_a_set_is_planned_activated_audited_and_deactivated(cli: Run, manager: S
         0,
         [
             "reset       GPUs 1,3: no state of a previous user stays in them",
-            "deactivate  GPU 1: it has a GPU of the wanted set",
+            "deactivate  GPU 1: it contains a GPU of the requested set",
             "activate    GPUs 1,3: 36 NVLinks",
-            "verify      GPUs 1,3: the manager's list says so",
+            "verify      GPUs 1,3: according to the manager's list",
             "nothing was changed",
         ],
     )
@@ -99,7 +99,7 @@ def test_a_set_is_planned_activated_audited_and_deactivated(cli: Run, manager: S
     status, output, _ = cli("audit", "--json")
     assert (status, json.loads(output)["deviations"]) == (
         1,
-        [{"problem": "unexpected", "physical-ids": [8], "text": "active, and nobody's"}],
+        [{"problem": "unexpected", "physical-ids": [8], "text": "active without an owner"}],
     )
     assert cli("audit", "--expect", "1,3", "--expect", "8") == (0, "as expected: 2 active partitions\n", "")
     assert cli("activate", "1,2,3,4", "--replace")[0] == 1
@@ -172,7 +172,7 @@ def test_a_restarted_manager_gets_its_partitions_back(cli: Run, manager: Simulat
     assert cli("activate", "1,3", "2", "--lease", "team-a")[0] == 0
     manager.restart()
     assert "wait" in cli("list")[2]
-    assert cli("restore") == (0, "told the manager what was active: 1,3; 2\n", "")
+    assert cli("restore") == (0, "told the manager the active partitions: 1,3; 2\n", "")
     assert manager.active() == [(1, 3), (2,)]
     manager.start()
     status, output, _ = cli("restore", "--json")
@@ -202,7 +202,7 @@ def test_following_tells_a_restarted_manager_by_itself(fabric_host: Path, cli: R
     try:
         manager.restart()
         assert follower.stdout
-        assert follower.stdout.readline() == "told the manager what was active: 1,3\n"
+        assert follower.stdout.readline() == "told the manager the active partitions: 1,3\n"
         assert manager.active() == [(1, 3)]
         manager.start()
         assert "GPUs 1,3 of team-a: broken" in follower.stdout.readline()

@@ -116,9 +116,9 @@ def of_half_a_mapping(config: dict[str, Any], rootfs: Path) -> None:
         (of_other_users, "root of its user namespace may not make "),
         (volume, "/etc/ld.so.cache is in or below what is mounted on /etc"),
         (privileged, "it may make and open nodes of GPUs that are not granted"),
-        (file_in_the_way, "the image has something else than a link at /usr/lib64/libcuda.so.1"),
+        (file_in_the_way, "the image has something other than a link at /usr/lib64/libcuda.so.1"),
         (odd_cache, "/etc/ld.so.cache of the image cannot be extended"),
-        (linked_cache, "/etc/ld.so.cache of the image is no regular file"),
+        (linked_cache, "/etc/ld.so.cache of the image is not a regular file"),
         (not_a_directory, "Not a directory"),
     ],
 )

@@ -58,7 +58,7 @@ def test_refresh_says_what_is_kept_for_the_next_start(
     monkeypatch.setattr("ocigpu.gpus.cached.open_cache", lambda *_: -1)
     status, out, _ = run_there("refresh")
     assert status == 0
-    assert "no, every start reads the host anew: there is no cache directory that only this user can write" in out
+    assert "no, every start reads the host again: no cache directory is writable for this user alone" in out
     assert json.loads(run_there("refresh", "--json")[1])["kept"] is False
 
 

@@ -194,7 +194,7 @@ def test_a_process_that_is_no_container_is_refused(place: Place) -> None:
         assert "OCIGPU-NS-1: container error: " in result.stderr
         assert result.stderr.count("\n") == 2
     result = place.run("configure", "-d0", "-u", "--no-cgroups", directory, before=("unshare", "--mount"))
-    assert "it is a directory of the host and no mount of a container\nhint: Give --pid" in result.stderr
+    assert "it is a directory of the host, not a mount of a container\nhint: Give --pid" in result.stderr
     assert list(directory.iterdir()) == []
 
 

@@ -79,13 +79,13 @@ def test_what_was_asked_for_and_not_given_is_said(plain: Made, simulated_host: S
     asked = f"NVIDIA_VISIBLE_DEVICES={simulated_host.gpus[2]}"
     text = ocigpu(plain, "ps").stdout
     assert NAME in text
-    assert f"asked, not given: {asked}" in text
+    assert f"requested, not granted: {asked}" in text
     (row,) = json.loads(ocigpu(plain, "ps", "--json").stdout)["containers"]
     assert (row["gpus"], row["unanswered"]) == ([], asked)
     data = verify(plain, status=3)
     assert (data["devices"], data["unanswered"], data["verdict"]) == ([], asked, "less")
     said = ocigpu(plain, "verify", NAME, status=3).stdout
-    assert f"not as granted: requested and not given: {asked}" in said
+    assert f"not as granted: requested, not granted: {asked}" in said
     assert said.rstrip().endswith("verdict: less")
     host = Host(config=plain.environment["OCIGPU_CONFIG"], states=(str(plain.state),))
     (found,) = check_lost_gpus(host)
@@ -108,7 +108,7 @@ def test_what_the_settings_refuse_is_said(plain: Made, simulated_host: Simulated
     asked = f"NVIDIA_VISIBLE_DEVICES={simulated_host.gpus[2]}"
     text = ocigpu(made, "ps").stdout
     assert f"requested, refused by settings: {asked}: {key} is false" in text
-    assert "asked, not given" not in text
+    assert "requested, not granted" not in text
     (row,) = json.loads(ocigpu(made, "ps", "--json").stdout)["containers"]
     assert (row["unanswered"], row["refused"]) == ("", f"{asked}: {key} is false")
     data = verify(made)
@@ -126,7 +126,7 @@ def test_an_image_that_asks_for_all_is_no_finding(
     """As every image of CUDA does, with a GPU or without."""
     with container(make_bundle(WAITING, {"NVIDIA_VISIBLE_DEVICES": "all"}), runtime_environment) as plain:
         made = plain._replace(environment=simulated_host.environment(plain.environment))
-        assert "asked, not given: NVIDIA_VISIBLE_DEVICES=all" in ocigpu(made, "ps").stdout
+        assert "requested, not granted: NVIDIA_VISIBLE_DEVICES=all" in ocigpu(made, "ps").stdout
         host = Host(config=made.environment["OCIGPU_CONFIG"], states=(str(made.state),))
         assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
 
@@ -137,7 +137,7 @@ def test_the_kubelet_is_not_told_of_an_attach_and_nothing_is_lost_that_was_never
     plain: Made, simulated_host: SimulatedHost
 ) -> None:
     text = ocigpu(plain, "attach", NAME, "--gpu", "2").stdout
-    assert f"note: the kubelet is not told: it counts {simulated_host.gpus[2]} as free" in text
+    assert f"note: the kubelet does not know: it counts {simulated_host.gpus[2]} as free" in text
     assert ocigpu(plain, "attach", NAME, "--gpu", "2").stdout.count("kubelet") == 0  # nothing was changed
     (row,) = json.loads(ocigpu(plain, "ps", "--json").stdout)["containers"]
     paths = {"/dev/nvidia2", *(f"/dev/{name}" for name in CONTROL_NODES)}

@@ -84,7 +84,7 @@ def test_an_image_that_uses_driver_files_that_its_container_has_not_is_named(
         explained = ocigpu(made, "explain", made.name, "--config", host.config).stdout
         for text in (found.text, explained):
             assert [name for name in names if f"/{LIBRARIES}/{name}, which uses driver files for" in text] == [*wanted]
-            assert f"NVIDIA_DRIVER_CAPABILITIES {'does not ask for them' if given else 'is not set'}" in text
+            assert f"NVIDIA_DRIVER_CAPABILITIES {'does not request them' if given else 'is not set'}" in text
     with container(of_image("all"), runtime_environment, host=simulated_host) as made:
         host = Host(config=made.environment["OCIGPU_CONFIG"], states=(str(made.state),))
         assert [item.severity for item in check_driver_capabilities(host)] == ["ok"]

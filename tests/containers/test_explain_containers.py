@@ -132,7 +132,7 @@ def test_capabilities_that_were_not_asked_for_are_told(make_bundle: MakeBundle, 
     assert "libnvidia-nscq" in capabilities["utility"]["absent"]
     assert not any("libcuda" in step["what"] for step in data["steps"])
     assert all(step["now"] == "" for step in data["steps"])
-    assert "what ocigpu would give it, and why" in explain(simulated_host, bundle)
+    assert "what it would get, and why" in explain(simulated_host, bundle)
 
 
 def test_a_container_that_asks_for_nothing_has_nothing_to_explain(
@@ -141,7 +141,7 @@ def test_a_container_that_asks_for_nothing_has_nothing_to_explain(
     bundle = make_bundle(WAITING, layout="busybox")
     with container(bundle, runtime_environment, "runc", "v1") as made:
         text = explain(simulated_host, made.name, "--root", str(made.state))
-        assert "request    none: it asks for no GPU" in text
+        assert "request    none: it requests no GPU" in text
         assert "missing" not in text
         assert explain(simulated_host, bundle, "--root", str(made.state)) == text
 
@@ -257,7 +257,7 @@ def test_a_container_may_be_named_like_a_code(
 
 ORIGINS = {
     "nothing": ("", ""),
-    "a variable": ("NVIDIA_VISIBLE_DEVICES=0", "config.json does not tell whether an image or a command line"),
+    "a variable": ("NVIDIA_VISIBLE_DEVICES=0", "config.json does not show whether an image or a command line"),
     "mounts": ("volume mounts below /var/run/nvidia-container-devices", "mounts of /dev/null in its configuration"),
     "an annotation": ("annotation cdi.k8s.io/x=nvidia.com/gpu=0", "an annotation: its image, its pod or"),
     "an old image": ("CUDA_VERSION=9.0 without NVIDIA_VISIBLE_DEVICES", "its image: an old one of CUDA"),

@@ -195,7 +195,7 @@ def test_states_of_another_user_are_one_note(tmp_path: Path) -> None:
     for number in range(5):
         os.chown(write_state(tmp_path, f"c{number}", runc_state()), OTHER, OTHER)
     assert find_containers(Places((str(tmp_path),)))[1] == [
-        f"{tmp_path}: states of user {OTHER} are not trusted: look at them as that user"
+        f"{tmp_path}: states of user {OTHER} are not trusted: inspect them as that user"
     ]
 
 

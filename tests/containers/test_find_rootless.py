@@ -101,7 +101,7 @@ def test_a_rootless_container_is_its_users(
         assert len(notes) == 1
         assert notes[0].startswith("its device cgroup cannot be asked: ")
         assert find_containers(places) == (
-            [], [f"{state}: states of user {USER} are not trusted: look at them as that user"],
+            [], [f"{state}: states of user {USER} are not trusted: inspect them as that user"],
         )  # fmt: skip
         settings = read_settings(str(simulated_host.settings))
         (shown,), notes = users.find_of_users(read_host_facts(settings), settings)
@@ -218,7 +218,7 @@ def test_a_user_who_never_answers_costs_a_deadline(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(users, "find_containers", hang)
     monkeypatch.setattr(users, "Child", Begun)
     monkeypatch.setattr(users, "SECONDS", 0.2)
-    assert users.find_of_users(HostFacts(), Settings()) == ([], [f"containers of user {USER} could not be looked at"])
+    assert users.find_of_users(HostFacts(), Settings()) == ([], [f"containers of user {USER} could not be inspected"])
     wait_for("its child is gone", lambda: not Path(f"/proc/{pids.read_text()}").exists())
 
 

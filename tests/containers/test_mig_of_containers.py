@@ -29,7 +29,7 @@ def test_what_a_container_has_is_spared_unless_told(
     with container(bundle, runtime_environment, host=host) as made:
         words = [*config, "--state-dir", str(made.state)]
         assert main(["mig", "apply", "-c", "all-disabled", *words]) == 1
-        assert f"{made.name} has {used}" in capfd.readouterr().err
+        assert f"{made.name} uses {used}" in capfd.readouterr().err
         plan = json.loads(ocigpu("mig", "plan", "-c", "all-balanced", "--json", *words))["gpus"][0]
         assert used in [uuid for one in plan["keep"] for uuid in one["uuids"]]
         ocigpu("mig", "apply", "-c", "all-balanced", *words)

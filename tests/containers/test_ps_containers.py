@@ -127,7 +127,7 @@ def test_stopped_containers_and_those_without_gpus_come_with_all(
     with container(bundle, runtime_environment, "runc", "v1", simulated_host, settings) as made:
         while made.found().pid:
             pass
-        assert "no running container with a GPU, of 1 container" in ps(simulated_host, made)
+        assert "no running container with a GPU (1 container found)" in ps(simulated_host, made)
         found = listed(simulated_host, made, "--all")
         assert (found["status"], found["pid"], states(found)) == ("stopped", 0, {"1": ""})
         plain = make_bundle(WAITING, layout="busybox")

@@ -78,7 +78,7 @@ def test_rules_that_only_the_hook_knew_are_given_back(
         assert f"{made.name}: lost: device rule c 195:3 rw" in result.stdout
         verify(made, status=3)
         result = ocigpu(made, "repair", made.name)
-        assert f"{made.name}: given back: device rule c 195:3 rw" in result.stdout
+        assert f"{made.name}: restored: device rule c 195:3 rw" in result.stdout
         verify(made)
         assert "nothing is lost: 4 of 4 devices allowed" in ocigpu(made, "repair", made.name).stdout
         assert opens(made, simulated_host, "nvidia4") == REFUSED

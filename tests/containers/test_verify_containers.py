@@ -187,11 +187,11 @@ def test_a_paused_container_and_one_that_has_ended_are_told(gpu_3: Made) -> None
 def test_a_configuration_that_others_may_have_changed_grants_nothing(gpu_3: Made) -> None:
     path = gpu_3.bundle / "config.json"
     path.chmod(0o666)
-    with pytest.raises(SpecError, match="others than root may write it"):
+    with pytest.raises(SpecError, match="users other than root may write it"):
         verified(gpu_3)
     path.chmod(0o644)
     os.chown(path, 4321, 4321)
-    with pytest.raises(SpecError, match="others than root may write it"):
+    with pytest.raises(SpecError, match="users other than root may write it"):
         verified(gpu_3)
 
 

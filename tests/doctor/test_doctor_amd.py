@@ -54,4 +54,4 @@ def test_gpus_without_kfd_or_driver_are_found(directory: Path) -> None:
 def test_a_kernel_without_kfd_is_found(directory: Path) -> None:
     (directory / "dev/kfd").unlink()
     (directory / "sys/class/kfd/kfd/dev").unlink()
-    assert ("error", "there is no KFD: ROCm works nowhere on this host") in troubles(directory)
+    assert ("error", "KFD is missing: ROCm cannot work on this host") in troubles(directory)

@@ -142,7 +142,7 @@ def test_a_process_is_of_the_container_in_whose_cgroup_it_is() -> None:
     host.__dict__ |= {"containers": ([first], []), "replaced_files": ({me: ("pytest", "/usr/lib/libcuda.so.1")}, 0)}
     (found,) = check_deleted(host)
     assert found.evidence[0].path == f"pytest ({me})"
-    assert found.fixes == (f"# start these programs anew: {me}",)
+    assert found.fixes == (f"# restart these programs: {me}",)
     host.__dict__ |= {"replaced_files": ({first.pid: ("sh", "/usr/lib/libcuda.so.1")}, 0)}
     assert check_deleted(host)[0].fixes == ("docker restart zero",)
 
@@ -164,7 +164,7 @@ def test_a_check_that_meets_nonsense_does_not_end_the_others(broken: Broken, run
     ("name", "text", "fix"),
     [
         ("acme.yaml", "cdiVersion: 0.6.0\nkind: acme.example/test\ndevices: [{name: one}]\n",
-         "# correct {path}: line 3: devices[0].containerEdits is missing or empty: it has deviceNodes,"),
+         "# correct {path}: line 3: devices[0].containerEdits is missing or empty: it holds deviceNodes,"),
         ("acme.yaml", "cdiVersion: 0.6.0\nkind: acme.example/test\n",
          "# correct {path}: devices is missing or empty: a list of objects with name and containerEdits"),
         ("my-nvidia.yaml", "a: [\n", "# correct {path}: line 2 column 1: "),

@@ -246,7 +246,7 @@ def test_a_simulated_host_is_examined(host: Path, capfd: pytest.CaptureFixture[s
     assert "not a baseline" in out
     baseline = FirmwareBaseline({}, {})
     write_baseline(str(host / "etc/ocigpu/firmware.json"), baseline)
-    assert "is a proposal: nobody has signed it off" in doctor(host, capfd)[1]
+    assert "is a proposal: it is not signed off" in doctor(host, capfd)[1]
     write_baseline(str(host / "etc/ocigpu/firmware-2.json"), approve(baseline, "Ada"))
     assert "tenants-baseline" not in doctor(host, capfd)[1]
     (host / KUBELET[1:]).write_text("[")
@@ -286,14 +286,14 @@ def test_the_cluster_is_asked_for_the_revision_of_its_kinds(
     assert found()[0] == "not-checked"
     with Cluster() as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig(tmp_path / "kubeconfig")))
-        assert found() == ("not-checked", "the cluster has none of our kinds")
+        assert found() == ("not-checked", "the cluster has none of ocigpu's resource types")
         cluster.apply_manifests(CHART / "kinds")
         assert found()[0] == "ok"
         document = cluster.get("CustomResourceDefinition", "tenancies.ocigpu.io")
         del document["metadata"]["annotations"]["ocigpu.io/kind-revision"]
         cluster.update(document)
         assert found()[0] == "error"
-    assert found()[0] == "not-checked", "nobody answers"
+    assert found()[0] == "not-checked", "no process answers"
 
 
 def test_a_kind_that_changes_has_another_revision() -> None:

@@ -184,5 +184,5 @@ def test_what_a_start_is_told_on_wsl_works(tmp_path: Path) -> None:
     assert "this is WSL" in done.stdout
     assert "hint: ocigpu cdi generate --mode wsl --output /etc/cdi/nvidia.yaml" in done.stdout
     assert "/dev/dxg" in done.stdout.rpartition("WHERE")[2]
-    assert "neither --gpus nor mode hook can give its GPUs" in done.stdout + done.stderr
+    assert "neither --gpus nor mode hook can provide its GPUs" in done.stdout + done.stderr
     assert "nvidia-container-runtime-hook" not in done.stdout

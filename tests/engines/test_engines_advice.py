@@ -198,7 +198,7 @@ def test_a_file_that_cannot_be_used_is_named_with_what_to_run(make_lab: Callable
     path = lab.settings.parent / "nvidia.yaml"
     path.write_text("cdiVersion: 0.5.0\n")
     said = lab.start().stderr
-    assert said.splitlines()[1] == f"hint: See what is wrong with it: ocigpu cdi validate {path}"
+    assert said.splitlines()[1] == f"hint: Check it: ocigpu cdi validate {path}"
 
 
 def test_settings_that_no_runtime_fits_are_told_from_a_host_without_one(make_lab: Callable[[str], Lab]) -> None:

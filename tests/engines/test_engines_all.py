@@ -252,7 +252,7 @@ def test_one_command_takes_it_all_back(machine: Machine) -> None:
     assert (done.returncode, "OCIGPU-ENG-5: no engine here is configured" in done.stderr) == (1, True)
     done = machine.ocigpu("engine", "test", "docker", check=False)
     assert (done.returncode, done.stderr.splitlines()[1:]) == (1, ["hint: ocigpu engine configure docker"])
-    assert "docker run --gpus is not tried: it has no hook" in done.stderr
+    assert "docker run --gpus is not tested: it has no hook" in done.stderr
     assert {file: file.read_bytes() for file in machine.originals} == machine.originals
     done = machine.ocigpu("engine", "test", "podman", "--json")
     (row,) = json.loads(done.stdout)["results"]

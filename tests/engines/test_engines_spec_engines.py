@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine, pytest.mark.rest]
 
 RUN = ("run", "--rm", "--network=none", "--runtime=ocigpu")
 ASKS = "--env=NVIDIA_VISIBLE_DEVICES=0,2"
-BECAUSE = "the hook gives the container its GPUs, because"
+BECAUSE = "the hook provides the container's GPUs, because"
 
 
 @pytest.fixture(scope="module")

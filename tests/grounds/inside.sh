@@ -17,7 +17,7 @@ try() { # ENGINE GPUS COMMAND...
   [ -z "$name" ] || "$1" rm -f "$name" >/dev/null 2>&1
   attempt "$@" && { echo "FLAKY $suite: $engine: $*"; return; }
   failed=$((failed + 1))
-  printf 'FAILED %s: %s: %s\n    status %s, %s GPUs (wanted: %s)\n' "$suite" "$engine" "$*" "$status" "$seen" "$wanted"
+  printf 'FAILED %s: %s: %s\n    status %s, %s GPUs (expected: %s)\n' "$suite" "$engine" "$*" "$status" "$seen" "$wanted"
   tail -n 12 <<<"$said" | sed 's/^/    /'
 }
 

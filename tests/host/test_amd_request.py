@@ -199,7 +199,7 @@ def test_groups_can_be_left_to_others() -> None:
     [
         ("9", RequestError, 'no such device "9" (AMD_VISIBLE_DEVICES=9): this host has AMD GPUs 0 to 3'),
         ("0x1", RequestError, 'no such device "0x1"'),
-        ("3", HostError, 'GPU 3 (0000:25:00.0) was asked for by "3": it has no nodes below /dev/dri'),
+        ("3", HostError, 'GPU 3 (0000:25:00.0) was requested by "3": it has no nodes below /dev/dri'),
     ],
 )
 def test_a_device_that_cannot_be_given_is_an_error(value: str, error: type[Exception], text: str) -> None:

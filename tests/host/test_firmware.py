@@ -38,10 +38,10 @@ DEVIATIONS = {
     ),
     "silence": (
         replace(GPU, versions={"VBIOS": "96.00.BC.00.01"}),
-        ["GPU_SXM_3 InfoROM: nothing: it does not tell (accepted: G520.0200.00.05)"],
+        ["GPU_SXM_3 InfoROM: nothing: not reported (accepted: G520.0200.00.05)"],
     ),
     "something new": (
-        replace(GPU, versions={**VERSIONS, "ERoT": "1"}), ["GPU_SXM_3 ERoT: 1: the baseline does not know of it"],
+        replace(GPU, versions={**VERSIONS, "ERoT": "1"}), ["GPU_SXM_3 ERoT: 1: it is not in the baseline"],
     ),
     "another model": (
         replace(GPU, part_number="699-2"),
@@ -71,8 +71,8 @@ DEVIATIONS = {
     "health that is not told any more": (
         replace(GPU, health={"status": "OK"}),
         [
-            "GPU_SXM_3 row-remapping-failed: nothing: it does not tell any more",
-            "GPU_SXM_3 uncorrectable-ecc-errors: nothing: it does not tell any more",
+            "GPU_SXM_3 row-remapping-failed: nothing: no longer reported",
+            "GPU_SXM_3 uncorrectable-ecc-errors: nothing: no longer reported",
         ],
     ),
 }  # fmt: skip
@@ -94,7 +94,7 @@ def test_an_exchanged_or_missing_board_deviates() -> None:
     assert compare_all([GPU], BASELINE, {3: "S3"}) == ()
     other, silent = compare_all([GPU], BASELINE, {3: "S9", 4: "S4"})
     assert other.text == "GPU_SXM_3 serial: S3: another board (accepted: S9)"
-    assert silent.text == "module 4 serial: nothing: it does not tell (accepted: S4)"
+    assert silent.text == "module 4 serial: nothing: not reported (accepted: S4)"
 
 
 def test_a_merged_proposal_accepts_what_either_does() -> None:
@@ -120,7 +120,7 @@ def test_facts_come_back_from_json_as_they_were() -> None:
     ],
 )  # fmt: skip
 def test_facts_of_a_strange_form_are_refused(document: object) -> None:
-    with pytest.raises(ValueError, match=r"not facts on firmware|too many|another type|is no version"):
+    with pytest.raises(ValueError, match=r"not facts on firmware|too many|another type|is not a version"):
         facts_from_json(document)
 
 
@@ -307,4 +307,4 @@ def test_one_gpu_is_checked_by_its_address(tmp_path: Path, capsys: pytest.Captur
     facts.write_text(json.dumps({"components": [there[0].as_json()]}))
     capsys.readouterr()
     assert main([*words, GPUS[1]]) == 1
-    assert capsys.readouterr().out == "deviates: GPU_SXM_4 firmware: nothing: it does not tell\n"
+    assert capsys.readouterr().out == "deviates: GPU_SXM_4 firmware: nothing: not reported\n"

@@ -53,7 +53,7 @@ def test_what_the_driver_says_is_compared_as_what_a_controller_says(monkeypatch:
     assert [one.text for one in compare_with_baseline(broken, baseline)] == [
         "GPU_SXM_3 ECC: on/off: not accepted (accepted: on/on)",
         "GPU_SXM_3 MIG: on/on: not accepted (accepted: off/off)",
-        "GPU_SXM_3 VBIOS: nothing: it does not tell (accepted: 96.00.BC.00.01)",
+        "GPU_SXM_3 VBIOS: nothing: not reported (accepted: 96.00.BC.00.01)",
         "GPU_SXM_3 inforom-corrupted: True: the InfoROM is damaged",
     ]
 

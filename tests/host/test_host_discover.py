@@ -76,7 +76,7 @@ def test_a_gpu_without_its_node_is_said_to_miss_that(host: HostTree, fake_nvml: 
     unlisted = facts.gpus[2]
     assert unlisted.error == f"{MISSING_NODE}/dev/nvidia{unlisted.minor}"
     assert (facts.gpus[0].title, unlisted.title) == ("GPU 0", f"GPU {unlisted.bus_id}")
-    with pytest.raises(HostError, match=f"{unlisted.title} .* was asked for by .*: device nodes are missing") as caught:
+    with pytest.raises(HostError, match=f"{unlisted.title} .* was requested by .*: device nodes are missing") as caught:
         select_devices(Request(selection="list", devices=(unlisted.uuid,)), facts)
     assert caught.value.hint == "Run: ocigpu system create-device-nodes"
     with pytest.raises(HostError, match="device nodes are missing") as caught:

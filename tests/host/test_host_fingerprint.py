@@ -97,7 +97,7 @@ NODES = "device numbers or nodes have changed"
 CHANGES: dict[str, tuple[Callable[[HostTree], object], str]] = {
     "driver": (other_version, "the driver was 550.163.01 and is 560.35.03"),
     "gpu gone": (no_gpu, "the set of GPUs has changed: 2 then, 1 now"),
-    "gpu replaced": (other_uuid, "GPUs have been replaced: their UUIDs are others"),
+    "gpu replaced": (other_uuid, "GPUs have been replaced: their UUIDs differ"),
     "compute instance": (lambda host: add_mig(host, "gpu0/mig/gi1/ci1"), "MIG devices have changed: 1 then, 2 now"),
     "GPU instance": (lambda host: add_mig(host, "gpu1/mig/gi7"), "MIG devices have changed: 1 then, 2 now"),
     "major": (other_majors, NODES),
@@ -207,4 +207,4 @@ def test_a_specification_of_somebody_else_is_not_judged(driver: HostTree) -> Non
 def test_a_source_without_a_reader_is_told() -> None:
     assert [key for key, _ in read_fingerprint("other", Settings())] == ["source", "settings"]
     (said,) = stale_reasons({ANNOTATION: "source=other settings=0"}, Settings())
-    assert said == 'its devices are of a source that this version does not know: "other"'
+    assert said == 'its devices come from an unknown source: "other"'

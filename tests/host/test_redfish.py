@@ -247,7 +247,7 @@ def answering(data: bytes, status: int = 200, **headers: str) -> type[_Handler]:
         (b" " * (5 << 20), 200, "OCIGPU-FW-1", "an answer of more than 4 MiB"),
         (b"{}", 302, "OCIGPU-FW-1", "HTTP 302"),
         (b"{}", 503, "OCIGPU-FW-1", "HTTP 503"),
-        (b"{}", 200, "OCIGPU-FW-2", "the firmware of no GPU"),
+        (b"{}", 200, "OCIGPU-FW-2", "no firmware of a GPU"),
         (b'{"Members": "x"}', 200, "OCIGPU-FW-2", "not a collection"),
         (b'{"Members": [1]}', 200, "OCIGPU-FW-2", "a member without a link"),
         (json.dumps({"Members": [{}] * 600}).encode(), 200, "OCIGPU-FW-2", "not a collection"),
@@ -273,10 +273,10 @@ LIES: dict[str, tuple[Change, str]] = {
         "two GPUs have the serial number 1",
     ),
     "two serial numbers": (lambda all_: all_[GPU_2].update(SerialNumber="1"), "GPU_SXM_2 has two serial numbers"),
-    "a version with an escape": (lambda all_: all_[VBIOS].update(Version="9\x1b[2J"), "is no version"),
-    "a long version": (lambda all_: all_[VBIOS].update(Version="9" * 10_000), "is no version"),
-    "a version that is none": (lambda all_: all_[VBIOS].update(Version={"a": 1}), "is no version"),
-    "a model that is none": (lambda all_: all_[GPU_2].update(Model=[1]), "is no version"),
+    "a version with an escape": (lambda all_: all_[VBIOS].update(Version="9\x1b[2J"), "is not a version"),
+    "a long version": (lambda all_: all_[VBIOS].update(Version="9" * 10_000), "is not a version"),
+    "a version that is none": (lambda all_: all_[VBIOS].update(Version={"a": 1}), "is not a version"),
+    "a model that is none": (lambda all_: all_[GPU_2].update(Model=[1]), "is not a version"),
     "errors below zero": (
         lambda all_: all_[f"{MEMORY}/MemoryMetrics"]["LifeTime"].update(UncorrectableECCErrorCount=-1),
         "uncorrectable-ecc-errors is",
@@ -288,7 +288,7 @@ LIES: dict[str, tuple[Change, str]] = {
     "a slot too many": (
         lambda all_: all_.update({f"{INVENTORY}/HGX_FW_GPU_SXM_17": {"Id": "HGX_FW_GPU_SXM_17", "Version": "1",
                                   "@odata.id": f"{INVENTORY}/HGX_FW_GPU_SXM_17"}}),
-        "GPU_SXM_17: there is no such slot",
+        "GPU_SXM_17: no such slot",
     ),
 }  # fmt: skip
 
@@ -323,7 +323,7 @@ def test_what_a_controller_does_not_tell_is_said(host: str, tls: str) -> None:
     change(host, forget)
     with RedfishService(host, tls) as service:
         found = ask(service)
-    assert found.notes == ("GPU_SXM_2 tells no InfoROM", "GPU_SXM_2 tells no serial number")
+    assert found.notes == ("GPU_SXM_2 reports no InfoROM", "GPU_SXM_2 reports no serial number")
     assert found.components[0].health == {}
 
 
@@ -332,7 +332,7 @@ def test_a_baseboard_that_tells_nothing_any_more_deviates(host: str, tls: str) -
         before = propose(ask(service).components)
         change(host, lambda documents: [documents.pop(f"{INVENTORY}/{one}") for one in BOARD])
         found = ask(service).components
-    silent = {one.fact for one in compare_all(found, before) if one.reason == "it does not tell"}
+    silent = {one.fact for one in compare_all(found, before) if one.reason == "not reported"}
     assert silent == {one.removeprefix("HGX_FW_") for one in BOARD}
     assert compare_all(found, propose(found)) == ()  # boards that never told
 
@@ -448,7 +448,7 @@ class Endless(_Handler):
 @pytest.mark.parametrize(
     ("handler", "code", "message"),
     [
-        (Replaying, "OCIGPU-FW-2", "asked for by somebody else, or before"),
+        (Replaying, "OCIGPU-FW-2", "another or an earlier request"),
         (Forging, "OCIGPU-FW-2", "a signature that is not the component's"),
         (Vouching, "OCIGPU-FW-2", "a signature that is not the component's"),
         (Relaying, "OCIGPU-FW-2", " are measured by one component"),
@@ -491,9 +491,9 @@ def test_only_who_has_the_key_of_the_certificate_has_signed() -> None:
     other_way = "".join(f"{half}-----END CERTIFICATE-----\n" for half in reversed(halves))
     assert verify_measurements(data, other_way) == (key, root) != (root, key)
     assert verify_measurements(sign({"1": "00"}, NONCE, "two"), make_chain("two"))[1] == root
-    # a component's certificate is no authority's: who has its key cannot vouch for another
+    # a component's certificate is not an authority: who has its key cannot vouch for another
     under_it = make_chain("mine", "one").split("-----END CERTIFICATE-----\n")[0] + "-----END CERTIFICATE-----\n"
-    with pytest.raises(ValueError, match="no authority's"):
+    with pytest.raises(ValueError, match="not an authority"):
         verify_measurements(sign({"1": "00"}, NONCE, "mine"), under_it + chain)
     # nor does the name of an authority suffice
     cases = [

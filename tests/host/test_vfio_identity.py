@@ -70,7 +70,7 @@ def test_pins_of_a_gpu_that_somebody_has_are_not_read(roots: Roots) -> None:
             identify(roots)
         found, notes = identify(roots, [A], driver=[ModuleReading("driver", A, 2, "S1")])
     assert found == (GpuModule(A, 2, "S1", ("driver",)),)
-    assert notes == (f"pins of GPU {A} were not read: process {pid} has it",)
+    assert notes == (f"pins of GPU {A} were not read: process {pid} uses it",)
 
 
 @pytest.mark.parametrize("word", [0xFFFFFFFF, 0xBADF1100])
@@ -78,7 +78,7 @@ def test_hidden_registers_are_no_answer(roots: Roots, word: int) -> None:
     set_register(roots, A, PINS[1], word)
     with pytest.raises(HostError, match="no source knows"):
         read_module_ids(roots, [A])
-    assert "give no answer" in identify(roots, [A], driver=[ModuleReading("driver", A, 2)])[1][0]
+    assert "do not answer" in identify(roots, [A], driver=[ModuleReading("driver", A, 2)])[1][0]
 
 
 @pytest.mark.parametrize("model", ["b200", "l40s"])
@@ -101,7 +101,7 @@ READINGS: dict[str, tuple[list[ModuleReading], dict[str, int], str]] = {
         [ModuleReading("table", A, 2, "S1")], {"S9": 2}, "serial S1, the board controller's slot 2 S9",
     ),
     "two GPUs of one module": (
-        [ModuleReading("table", A, 2), ModuleReading("table", B, 2)], {}, "are both said to be module 2",
+        [ModuleReading("table", A, 2), ModuleReading("table", B, 2)], {}, "both claim module 2",
     ),
     "none": ([ModuleReading("table", B, 2)], {}, f"GPU {A}: no source knows"),
     "too large": ([ModuleReading("driver", A, 17)], {}, "driver says 17: no module id"),

@@ -789,7 +789,7 @@ def test_an_end_is_an_end_and_a_phase_that_was_known_is_known(tmp_path: Path) ->
 
 def test_one_service_at_a_time(tmp_path: Path) -> None:
     first = CaasStore(str(tmp_path), serving=True)
-    with pytest.raises(Exception, match="another service has it"):
+    with pytest.raises(Exception, match="another service uses it"):
         CaasStore(str(tmp_path), serving=True)
     beside = CaasStore(str(tmp_path))
     key, _ = beside.keys.add(None, ["admin"], "", None)
@@ -815,7 +815,7 @@ def test_an_answer_that_is_no_tenancy_is_not_the_end_of_one(answer: Any) -> None
         return answer
 
     client: Any = SimpleNamespace(get=get)
-    with pytest.raises(ClusterError, match="no tenancy") as caught:
+    with pytest.raises(ClusterError, match="not a tenancy") as caught:
         asyncio.run(ClusterClient(client).read_tenancy("landon"))
     assert caught.value.passing
 

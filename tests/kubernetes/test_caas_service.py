@@ -717,7 +717,7 @@ ISSUER = ["--oidc-issuer", "https://login.example"]
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["--listen", "0.0.0.0:0"], 1, "keys would go over the network in clear"),
+        (["--listen", "0.0.0.0:0"], 1, "keys would be sent unencrypted"),
         (["--listen", "nowhere"], 1, "not HOST:PORT"),
         (["--tls-key", "k"], 2, "together"),
         (["--tls-key", "/none", "--tls-certificate", "/none"], 1, "/none, key /none: No such file or directory"),

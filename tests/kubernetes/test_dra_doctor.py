@@ -125,7 +125,7 @@ def test_what_cannot_be_asked_is_said(
     (node.directory / "status.json").write_text("[]")
     assert "status.json: not understood" in node.findings()["registration"]["text"]
     assert main(["doctor", "--claims", "--root", str(tmp_path), "--all"]) == 0
-    assert "no driver of ours has been on this node" in capfd.readouterr().out
+    assert "no driver of ocigpu has run on this node" in capfd.readouterr().out
     assert main(["doctor", "--claims", "--tenants"]) == 2
 
 

@@ -73,7 +73,7 @@ def test_the_condition_that_fails_is_named_with_the_devices_values() -> None:
     brand = A100.gpus[0].brand
     assert why_not(text, DEVICES[0]) == f'not device.attributes["gpu.nvidia.com"].brand == "x&&y" (brand is {brand!r})'
     missing = why_not('device.attributes["gpu.nvidia.com"].nothing == 1', DEVICES[0])
-    assert "nothing is not there" in missing
+    assert "nothing is missing" in missing
     assert why_not("1 +", DEVICES[0])
 
 
@@ -86,7 +86,7 @@ def test_a_claim_that_fits_and_one_that_does_not() -> None:
     assert fit.refusals[0].why == "in use by claim team/a"
     (fit,) = fit_claim(ask("mig.nvidia.com"), CLASSES, DEVICES, {})
     lines = list(explain_fit([fit]))
-    assert lines[0] == "request gpu: 0 devices fit, 1 wanted"
+    assert lines[0] == "request gpu: 0 devices fit, 1 requested"
     assert "type is 'gpu'" in lines[1]
     (fit,) = fit_claim(ask("none"), CLASSES, DEVICES, {})
     assert fit.problem == "there is no DeviceClass none"
@@ -140,9 +140,9 @@ def test_explain_says_it_of_a_claim_in_the_cluster(tmp_path: Path, capsys: pytes
             "  gpu-0: not device.attributes['gpu.nvidia.com'].type == 'mig' (type is 'gpu')" in capsys.readouterr().out
         )
         assert main(["explain", "claim/team/cut", "--json", *words]) == 1
-        assert json.loads(capsys.readouterr().out)["claim"]["requests"][0]["problem"] == "0 devices fit, 1 wanted"
+        assert json.loads(capsys.readouterr().out)["claim"]["requests"][0]["problem"] == "0 devices fit, 1 requested"
         assert main(["explain", "claim/team/none", *words]) == 1
-        assert "OCIGPU-DRA-1: claim team/none: there is no such claim" in capsys.readouterr().err
+        assert "OCIGPU-DRA-1: claim team/none: no such claim" in capsys.readouterr().err
         assert main(["explain", "claim/team", *words]) == 2
 
 
@@ -150,7 +150,7 @@ def test_pools_that_are_not_whole_do_not_count() -> None:
     broken = [{**each, "pool": {**each["pool"], "resourceSliceCount": 2}} for each in as_generation(SLICES, 2)]
     devices, notes = published_devices([*SLICES, *broken])
     assert devices == ()
-    assert notes == (f"pool {NODE} of {DRIVER} is not whole: 1 of 2 slices",)
+    assert notes == (f"pool {NODE} of {DRIVER} is incomplete: 1 of 2 slices",)
     assert isinstance(DEVICES[0], PublishedDevice)
 
 
@@ -175,7 +175,7 @@ def test_shares_of_a_gpu_are_counted() -> None:
     assert [each.name for each in fit_of(ask(), devices, taken).chosen] == ["gpu-0"]
     two = fit_of(ask(capacity={"requests": {"shares": "2"}}), devices, taken)
     assert two.refusals[0].why == "shares: 2 needed, 1 left by claim team/other"
-    assert fit_of(ask(count=2), devices, taken).problem == "1 devices fit, 2 wanted"
+    assert fit_of(ask(count=2), devices, taken).problem == "1 devices fit, 2 requested"
     assert len(fit_of(ask(count=4), devices).chosen) == 4, "one after the other of the same GPU"
     assert fit_of(ask(count=5), devices).problem
     whole = fit_of(ask(), devices, claim("whole", result("gpu-0")))
@@ -198,7 +198,7 @@ def test_an_amount_is_rounded_up_as_the_policy_says() -> None:
     [
         ({"memory": "80Gi"}, ""),
         ({"gpu.nvidia.com/memory": "80Gi"}, ""),
-        ({"memory": "200Gi"}, "memory: 200Gi requested, 81920Mi is there"),
+        ({"memory": "200Gi"}, "memory: 200Gi requested, 81920Mi available"),
         ({"shares": "2"}, "it has no capacity shares"),
         ({"other.com/memory": "1"}, "it has no capacity other.com/memory"),
     ],
@@ -226,10 +226,10 @@ def test_what_partitions_share_is_counted() -> None:
     half = fit_of(ask("mig.nvidia.com", profile("3g.40gb")), devices, other)
     assert [each.name for each in half.chosen] == ["gpu-0-mig-3g40gb-9-4"]
     assert fit_of(ask("mig.nvidia.com", profile("3g.40gb"), count=2), devices, other).problem == (
-        "1 devices fit, 2 wanted"
+        "1 devices fit, 2 requested"
     )
     both = fit_of(ask("mig.nvidia.com", profile("7g.80gb"), count=2), devices)
-    assert both.problem == "1 devices fit, 2 wanted"
+    assert both.problem == "1 devices fit, 2 requested"
     assert fit_of(ask("mig.nvidia.com", profile("1g.10gb"), count=8), devices).problem
     assert len(fit_of(ask("mig.nvidia.com", profile("1g.10gb"), count=7), devices).chosen) == 7
 
@@ -254,14 +254,14 @@ def test_the_first_choice_is_taken_back_where_the_next_request_needs_it() -> Non
 def test_all_devices_are_all_or_none() -> None:
     every = ask(allocationMode="All")
     assert len(fit_of(every, DEVICES).chosen) == 8
-    assert fit_of(every, DEVICES, claim("a", result("gpu-3"))).problem == "7 devices fit, all wanted"
+    assert fit_of(every, DEVICES, claim("a", result("gpu-3"))).problem == "7 devices fit, all requested"
 
 
 def test_reasons_are_said_once_for_all_that_have_them() -> None:
     other = claim("other", result("gpu-0"))
     lines, ones = list(explain_fit([fit_of(ask("mig.nvidia.com"), partitions(), other)])), "gpu-0-mig-1g10gb-19"
     assert lines == [
-        "request gpu: 0 devices fit, 1 wanted",
+        "request gpu: 0 devices fit, 1 requested",
         f"  {ones}-0: part of it is in use by claim team/other (gpu-0); the same: {ones}-1, {ones}-2 and 22 more",
         f"  gpu-0: not device.attributes['{DRIVER}'].type == 'mig' (type is 'gpu')",
     ]
@@ -293,11 +293,11 @@ def test_what_cel_python_lacks_and_selectors_use(expression: str, expected: bool
 def test_what_cannot_be_judged_is_not_called_not_met(expression: str) -> None:
     assert isinstance(evaluate(expression, DEVICES[0]), Unjudged)
     fit = fit_of(ask("gpu.nvidia.com", expression), DEVICES)
-    assert fit.problem == "0 devices fit, 1 wanted; 8 cannot be judged here"
-    assert fit.refusals[0].why.startswith(f"cannot be judged here: {expression}")
+    assert fit.problem == "0 devices fit, 1 requested; 8 cannot be evaluated here"
+    assert fit.refusals[0].why.startswith(f"cannot be evaluated here: {expression}")
     both = fit_of(ask("gpu.nvidia.com", f"{expression} && device.driver == 'other'"), DEVICES)
     assert both.refusals[0].why.startswith("not device.driver == 'other'")
-    assert both.problem == "0 devices fit, 1 wanted"
+    assert both.problem == "0 devices fit, 1 requested"
 
 
 def test_a_search_ends() -> None:
@@ -308,4 +308,4 @@ def test_a_search_ends() -> None:
     node = DraNode(host("h100-8-mig")._replace(gpus=cut), layouts=tuple(shapes))
     devices = published_devices(make_slices(make_devices(node, DeviceOptions(dynamic_mig=True)), POOL))[0]
     fit = fit_of(ask("mig.nvidia.com", profile("2g.20gb"), count=32), devices)
-    assert fit.problem == "24 devices fit, 32 wanted" or "cannot be judged here" in fit.problem
+    assert fit.problem == "24 devices fit, 32 requested" or "cannot be evaluated here" in fit.problem

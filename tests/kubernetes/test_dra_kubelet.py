@@ -42,7 +42,7 @@ def root(work_directory: Path) -> Iterator[Path]:
 
 
 def test_without_driver_and_api_server_claims_are_given_back(root: Path) -> None:
-    """After a reboot pods end only if their claims can be given back, whatever else is not there yet."""
+    """After a reboot pods end only if their claims can be given back, whatever else does not exist yet."""
     settings = root.parent / "config.toml"
     nothing = root.parent / "host"
     nothing.mkdir()

@@ -267,7 +267,7 @@ def test_what_somebody_else_has_cut_stays(cut: MigHost, capfd: pytest.CaptureFix
     assert stale
     before = cut.shape
     ref = cut.add("uid", result(HALF))
-    with pytest.raises(HostError, match=r"3g\.40gb at 4 is in its place, which was made for no claim"):
+    with pytest.raises(HostError, match=r"3g\.40gb at 4 is in its place and belongs to no claim"):
         cut.preparer.prepare(ref)
     cut.read_again()
     assert cut.preparer.prepare(ref), "it is a plain device now"
@@ -290,7 +290,7 @@ def test_what_somebody_cuts_while_a_claim_is_prepared_stays(cut: MigHost, capfd:
 
     cut.options["plan"] = plan_late
     cut.restart()
-    with pytest.raises(HostError, match=r"3g\.40gb at 4 is in its place, which was made for no claim"):
+    with pytest.raises(HostError, match=r"3g\.40gb at 4 is in its place and belongs to no claim"):
         cut.preparer.prepare(cut.add("uid", result(HALF)))
     assert (cut.shape.mode, cut.names, cut.preparer.held()) == (1, ["3g.40gb@0", "3g.40gb@4"], ())
 
@@ -302,14 +302,14 @@ def test_what_the_driver_or_a_process_forbids_changes_nothing(cut: MigHost) -> N
     ref = cut.add("uid", result(HALF))
     load = cut.host / "load"
     load.write_text("process 0 4242 100 5\n")
-    with pytest.raises(HostError, match="it cannot be changed while process 4242 has it"):
+    with pytest.raises(HostError, match="it cannot be changed while process 4242 uses it"):
         cut.preparer.prepare(ref)
     assert (cut.shape, cut.specs, cut.preparer.held()) == (before, [], ())
     load.unlink()
     cut.preparer.prepare(ref)
     (instance,) = layouts_of(cut.host)[0].instances
     load.write_text(f"process 0 4242 100 5 {instance.gi}\n")
-    with pytest.raises(HostError, match="process 4242 has MIG-"):
+    with pytest.raises(HostError, match="process 4242 uses MIG-"):
         cut.preparer.unprepare(ref)
     assert cut.names == ["3g.40gb@4"]
     assert cut.preparer.held(), "it is tried again"
@@ -330,7 +330,7 @@ def test_a_driver_that_cannot_be_read_is_not_gone(cut: MigHost) -> None:
     (record,) = cut.preparer.held()
     for gpus in ((), (gpu._replace(uuid="GPU-other", error="it has fallen off the bus"),)):
         cut.node = DraNode(HostFacts(gpus=gpus))
-        with pytest.raises(HostError, match="its driver is there and tells of no GPU that works"):
+        with pytest.raises(HostError, match="its driver is loaded but reports no working GPU"):
             cut.preparer.unprepare(ref)
         with pytest.raises(HostError, match="tells of no GPU"):
             slices.undo(record, {"gpu": gpu.uuid}, cut.view())
@@ -384,7 +384,7 @@ def test_what_is_made_for_a_claim_is_spared_and_named(
 ) -> None:
     cut.preparer.prepare(cut.add("uid", result(HALF), name="half"))
     (uuid,) = layouts_of(cut.host)[0].instances[0].uuids
-    why = f"GPU 0: it would fit, but not beside what is in use: claim team/half has {uuid}"
+    why = f"GPU 0: it would fit, but not beside the instances in use: claim team/half uses {uuid}"
     status, _, err = mig(cut.host, capfd, "apply", *ONES, *kubelet_words)
     assert (status, err.splitlines()[0]) == (1, f"ocigpu: OCIGPU-MIG-2: {why}")
     assert mig(cut.host, capfd, "plan", *ONES, *kubelet_words)[0] == 1
@@ -443,8 +443,8 @@ def test_claims_of_nvidias_own_driver_are_spared(
     (theirs / "pu.lock").touch()
     kept = theirs / "checkpoint.json"
     for document, said in (
-        ({"checksum": 1, "v1": v1, "v2": {**v2, "nodeBootID": read_boot_id()}}, "claim team/half has MIG-"),
-        ({"checksum": 1, "v1": v1}, "claim /c1a2 has MIG-"),
+        ({"checksum": 1, "v1": v1, "v2": {**v2, "nodeBootID": read_boot_id()}}, "claim team/half uses MIG-"),
+        ({"checksum": 1, "v1": v1}, "claim /c1a2 uses MIG-"),
         ([], "checkpoint.json: it is not understood"),
     ):
         kept.write_text(json.dumps(document))
@@ -519,7 +519,7 @@ def test_what_hooks_end_can_give_its_claims_back(
     cut.preparer.prepare(cut.add("uid", result(view.devices[0].name), name="late"))
     status, _, err = mig(cut.host, capfd, "apply", "-c", "all-disabled", "-k", str(hooks), *kubelet_words)
     assert status == 1
-    assert "MIG mode cannot change while claim team/late has MIG-" in err
+    assert "MIG mode cannot change while claim team/late uses MIG-" in err
 
 
 @pytest.mark.rest
@@ -541,8 +541,8 @@ def test_mig_apply_beside_a_driver_with_claims(session_directory: Path, capfd: p
             assert all("error" not in each for each in kubelet.prepare(DRIVER, refs).values())
             status, _, err = mig(place / "host", capfd, "apply", *ONES, *words)
             assert status == 1
-            assert "GPU 0: it would fit, but not beside what is in use: claim team/part has MIG-" in err
-            assert "GPU 1: MIG mode cannot change while claim team/whole has it" in err
+            assert "GPU 0: it would fit, but not beside the instances in use: claim team/part uses MIG-" in err
+            assert "GPU 1: MIG mode cannot change while claim team/whole uses it" in err
             assert layouts_of(place / "host") == before
             kubelet.unprepare(DRIVER, refs[:1])
             status, _, err = mig(place / "host", capfd, "apply", *ONES, *words)

@@ -145,7 +145,7 @@ def test_after_a_reboot_nothing_is_prepared(lab: Lab) -> None:
     lab.node = None
     lab.restart("boot-2")
     assert lab.specs == [foreign.name]
-    assert any("the machine was started since: 1 claims" in line for line in lab.logged)
+    assert any("the machine was restarted: 1 earlier claims" in line for line in lab.logged)
     lab.preparer.unprepare(ref)
     lab.node = DraNode(A100)
     assert lab.preparer.prepare(ref)
@@ -166,7 +166,7 @@ def test_a_state_that_is_not_understood_is_kept_aside(lab: Lab) -> None:
     (lab.directory / FILE).write_bytes(b"{}\n00000000")
     assert (lab.preparer.held(), lab.preparer.made_places()) == ((), set())  # these say nothing, and move nothing
     lab.restart()
-    assert any("is not understood: moved to" in line for line in lab.logged)
+    assert any("cannot be parsed: moved to" in line for line in lab.logged)
     assert (lab.directory / f"{FILE}.bad").exists()
     assert lab.specs == []
     assert lab.preparer.held() == ()

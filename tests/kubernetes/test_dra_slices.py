@@ -169,13 +169,13 @@ def test_a_pool_without_devices_has_a_slice() -> None:
     [
         ({"attributes": {"productName": {"string": "x" * 65}}}, 'attribute "productName": string of 65 characters'),
         ({"attributes": {"n" * 33: {"int": 1}}}, "its name has 33 characters"),
-        ({"attributes": {"a-b": {"int": 1}}}, "no C identifier"),
+        ({"attributes": {"a-b": {"int": 1}}}, "not a C identifier"),
         ({"attributes": {f"{'d' * 64}/x": {"int": 1}}}, "its domain is not"),
-        ({"attributes": {"v": {"version": "550.163.01"}}}, "no semantic version"),
-        ({"attributes": {"v": {"int": 1, "bool": True}}}, "not exactly one value"),
+        ({"attributes": {"v": {"version": "550.163.01"}}}, "not a semantic version"),
+        ({"attributes": {"v": {"int": 1, "bool": True}}}, "not have exactly one value"),
         ({"attributes": {f"a{n}": {"int": n} for n in range(33)}}, "33 attributes and capacities"),
-        ({"capacity": {"memory": "80 GiB"}}, "is no quantity"),
-        ({"name": "GPU_0"}, "name is no DNS label"),
+        ({"capacity": {"memory": "80 GiB"}}, "is not a quantity"),
+        ({"name": "GPU_0"}, "name is not a DNS label"),
     ],
 )
 def test_what_the_api_would_refuse_is_named_with_its_field(changes: dict[str, Any], problem: str) -> None:

@@ -379,7 +379,7 @@ def test_the_command_serves_until_it_is_told_to_end(
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["serve", "vsock:6667"], "nobody is allowed"),
+        (["serve", "vsock:6667"], "no caller is allowed"),
         (["serve", "tcp:127.0.0.1:0", "--allow", "a"], "--serve-tls is for tcp"),
         (["serve", "unix:/f", "--allow", "a", "--serve-tls", "/d"], "--serve-tls is for tcp"),
     ],

@@ -252,7 +252,7 @@ def test_other_devices_are_refused(devices: Any) -> None:
         ),
         (
             "{apiVersion: v1, kind: ConfigMap, metadata: {}, data: {any: 'version: v1'}}",
-            "it is a Kubernetes object (ConfigMap), and no configuration",
+            "it is a Kubernetes object (ConfigMap), not a configuration",
         ),
         ('{"GPUPartitionSize": "1g.5gb"}', 'none of its keys is known ("GPUPartitionSize")'),
         ("flags: {plugin: {deviceListStrategy: 3}}", "flags.plugin.deviceListStrategy: "),

@@ -209,18 +209,18 @@ SHARING: dict[str, tuple[dict[str, Any], dict[str, list[str]], str]] = {
         shared({**GPU, "devices": [0]}, {**GPU, "devices": [1], "replicas": 3}),
         {"gpu": [*"234567", "0::0", "0::1", "1::0", "1::1", "1::2"]}, "",
     ),
-    "a device that is not there": (
+    "a device that does not exist": (
         shared({**GPU, "devices": [0, 9]}), {"gpu": [*"1234567", "0::0", "0::1"]},
-        "nvidia.com/gpu: device 9 is to be shared, this node has no such one",
+        "nvidia.com/gpu: device 9 is to be shared, but this node does not have it",
     ),
-    "a resource that is not there": (
+    "a resource that does not exist": (
         shared({"name": "mig-1g.5gb", "replicas": 2}), {"gpu": list("01234567")},
         "nvidia.com/mig-1g.5gb is not shared: this node has no such resource",
     ),
     "a device in two entries goes to the first": (
         shared({**GPU, "devices": [0], "rename": "a"}, {**GPU, "devices": [0], "rename": "b"}),
         {"gpu": list("1234567"), "a": ["0::0", "0::1"]},
-        "nvidia.com/gpu: device 0 is to be shared, this node has no such one",
+        "nvidia.com/gpu: device 0 is to be shared, but this node does not have it",
     ),
 }  # fmt: skip
 
@@ -313,7 +313,7 @@ def test_more_devices_than_a_kubelet_can_be_told_of_are_left_out() -> None:
     assert len(inventory(facts, shared({"name": "gpu", "replicas": 765})).resources[0].devices) == 64 * 765
     found = inventory(facts, shared({"name": "gpu", "replicas": 1024}))
     assert found.resources == ()
-    assert found.reason == "nvidia.com/gpu left out: 65536 devices, and a kubelet can be told of 49000"
+    assert found.reason == "nvidia.com/gpu left out: 65536 devices, a kubelet accepts 49000"
     one = facts._replace(gpus=facts.gpus[:1])
     assert len(inventory(one, shared({"name": "gpu", "replicas": 16384})).resources[0].devices) == 16384
     assert len(inventory(one, shared({"name": "gpu", "replicas": MAX_DEVICES})).resources[0].devices) == MAX_DEVICES

@@ -155,7 +155,7 @@ def test_without_devices_there_is_a_reason(tmp_path: Path) -> None:
     found = make_vfio_inventory(facts(tmp_path, {**API, **function("0000:5a:00.0", 4, driver="nvidia")}), "gpu")
     assert found.resources == ()
     assert "0000:5a:00.0 (10de:2330) is not bound to vfio-pci, but to nvidia" in found.reason
-    assert make_vfio_inventory(VfioFacts(), "gpu").reason == "there is no GPU on the PCI bus"
+    assert make_vfio_inventory(VfioFacts(), "gpu").reason == "no GPU is on the PCI bus"
 
 
 @pytest.mark.parametrize(

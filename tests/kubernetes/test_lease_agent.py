@@ -243,7 +243,7 @@ def test_numbers_of_gpus_that_no_partition_has(world: World) -> None:
     """Refused in one line that says what would give them; where they are wanted, the price is written down."""
     agent = all_free(world)
     three = (GPUS[0], GPUS[1], GPUS[2])
-    assert "3 GPUs are no partition of this board, its sizes are 1, 2, 4, 8; --unlinked-sets" in refusal(world, *three)
+    assert "3 GPUs are not a partition of this board (sizes: 1, 2, 4, 8); --unlinked-sets" in refusal(world, *three)
     gate = LeaseGate(world.journal(), world.board, lambda: MODULES, world.holders, unlinked=True)
     assert gate.prefer(DEVICES, [device.id for device in DEVICES], [], 3) == ("1", "2", "3"), "one four is spoilt"
     assert set(gate.prefer(DEVICES, [device.id for device in DEVICES], ["5"], 3)) == {"5", "6", "7"}
@@ -285,7 +285,7 @@ def test_a_group_of_several_gpus_is_one_device_of_all_of_them(world: World) -> N
     (first, second, *_) = gate.with_leases(Resource("nvidia.com/gpu", devices, "vfio")).devices
     assert first.error == f"GPU {PAIR[1]}: {describe(world.leases()[PAIR[1]])}"
     assert not second.error
-    with pytest.raises(OcigpuError, match=f"GPU {PAIR[1]} cannot be given: lease is Quarantined"):
+    with pytest.raises(OcigpuError, match=f"GPU {PAIR[1]} cannot be assigned: lease is Quarantined"):
         gate.reserve(devices[:1])
 
 
@@ -295,7 +295,7 @@ def test_gpus_of_one_group_go_together(world: World) -> None:
     gate, both = world.gate(), GroupMembers(PAIR)
     devices = [device._replace(gpus=(device.gpu,), group=both) if device.gpu in PAIR else device for device in DEVICES]
     pair = [device for device in devices if device.gpu in PAIR]
-    words = f"GPU {PAIR[0]} cannot be given: it goes only with GPU {PAIR[1]}, which shares its IOMMU group"
+    words = f"GPU {PAIR[0]} cannot be assigned: it goes only with GPU {PAIR[1]}, which shares its IOMMU group"
     before = world.leases()
     with pytest.raises(OcigpuError, match=words):
         gate.reserve(pair[:1])
@@ -313,7 +313,7 @@ def test_no_tenant_has_an_nvswitch(world: World) -> None:
     gate = world.gate()
     why = "its IOMMU group has the NVSwitch 0000:0a:00.0, which no tenant may have"
     assert gate.with_leases(Resource("nvidia.com/gpu", (device,), "vfio")).devices[0].error == why
-    with pytest.raises(OcigpuError, match=f"GPU {GPUS[0]} cannot be given: {why}"):
+    with pytest.raises(OcigpuError, match=f"GPU {GPUS[0]} cannot be assigned: {why}"):
         gate.reserve([device])
 
 

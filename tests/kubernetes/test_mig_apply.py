@@ -364,7 +364,7 @@ def test_hooks_are_run_in_order_and_end_what_uses_the_gpus(
     load, log = host / "load", work_directory / "log"
     load.write_text("process 0 4242 100 5\n")
     asked = ("apply", "-c", "all-balanced")
-    assert "process 4242 has it" in mig(host, capfd, *asked)[2]
+    assert "process 4242 uses it" in mig(host, capfd, *asked)[2]
     file = hooks(work_directory, pre_apply_mode=f'rm "{load}"')
     assert mig(host, capfd, *asked, "-k", file)[0] == 0
     assert log.read_text().split("\n") == [*(f"{moment} own all-balanced" for moment in MOMENTS), ""]
@@ -490,7 +490,7 @@ def test_an_instance_that_a_process_uses_is_not_destroyed(
     before = layouts_of(host)
     (host / "load").write_text(f"process 0 4242 100 5 {before[0].instances[0].gi}\n")
     status, _, err = mig(host, capfd, "apply", "-c", "all-1g.10gb")
-    assert (status, "not beside what is in use: process 4242 has MIG-" in err) == (1, True)
+    assert (status, "not beside the instances in use: process 4242 uses MIG-" in err) == (1, True)
     assert "kept: 1" in mig(host, capfd, "plan", "-c", "all-balanced")[1]
     status, _, err = mig(host, capfd, "apply", "-c", "all-1g.10gb", "--force")
     assert "In use by another client (all is as it was before)" in err

@@ -86,20 +86,20 @@ def test_what_is_there_stays_and_what_is_held_is_not_destroyed() -> None:
     assert (found.keep, found.destroy) == ((there[1],), (there[0],))
     assert [one.start for one in found.create] == [2]
     held = plan_change(gpu, WantedMig(True, {"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}), {"MIG-a": "web"})
-    assert held.problem == "it would fit, but not beside what is in use: web has MIG-a"
+    assert held.problem == "it would fit, but not beside the instances in use: web uses MIG-a"
     assert not held.changes
     off = plan_change(gpu, WantedMig(False, {}), {"MIG-b": "process 12"})
-    assert off.problem == "MIG mode cannot change while process 12 has MIG-b"
+    assert off.problem == "MIG mode cannot change while process 12 uses MIG-b"
 
 
 @pytest.mark.parametrize(
     ("devices", "problem"),
     [
         ({"3g.40gb": 2, "1g.10gb": 1, "2g.20gb": 1}, "it does not fit; 2 x 3g.40gb would"),
-        ({"5g.50gb": 1}, "there is no profile '5g.50gb': it has 1g.10gb, "),
-        ({"4c.3g.40gb": 1}, "there is no profile '4c.3g.40gb': it has 1g.10gb, "),
-        ({"0c.3g.40gb": 1}, "there is no profile '0c.3g.40gb': it has 1g.10gb, "),
-        ({"1g.10gb": 1000}, "1000 of 1g.10gb are more than it can have"),
+        ({"5g.50gb": 1}, "no profile '5g.50gb': the GPU supports 1g.10gb, "),
+        ({"4c.3g.40gb": 1}, "no profile '4c.3g.40gb': the GPU supports 1g.10gb, "),
+        ({"0c.3g.40gb": 1}, "no profile '0c.3g.40gb': the GPU supports 1g.10gb, "),
+        ({"1g.10gb": 1000}, "1000 of 1g.10gb are more than it can hold"),
         ({"1g.10gb": 8}, "it does not fit; 7 x 1g.10gb would"),
     ],
 )

@@ -58,7 +58,7 @@ class Gpus:
         self.done.append(" ".join([verb, *(word for word in words if word.startswith("--"))]))
         if verb == "assert":
             return MigAnswer(int(name != self.layout), {"gpus": [{"index": 0, "problem": ""}]})
-        held = f"it would fit, but not beside what is in use: {self.held} has MIG-a" if self.held else ""
+        held = f"it would fit, but not beside the instances in use: {self.held} uses MIG-a" if self.held else ""
         problem = self.problem or ("" if "--force" in words else held)
         if verb == "plan":
             return MigAnswer(int(bool(problem)), {"gpus": [{"index": 0, "problem": problem}]})
@@ -217,7 +217,7 @@ def test_clients_that_do_not_go_are_named_and_everybody_is_given_back(lab: Lab) 
     lab.stubborn = True
     assert not lab.manager().reconcile()
     assert lab.label() == {CONFIG: "new", STATE: "failed"}
-    assert lab.annotation(REASON) == "clients that are paused are still there: gpu/plugin"
+    assert lab.annotation(REASON) == "paused clients are still running: gpu/plugin"
     assert lab.now >= 300
     lab.stubborn = False
     assert lab.manager().reconcile()
@@ -278,12 +278,12 @@ def test_pods_that_have_what_would_go_are_not_disturbed(lab: Lab) -> None:
     lab.gpus.held = "default/web/main"
     assert not lab.manager().reconcile()
     assert lab.label() == {CONFIG: "new", STATE: "failed"}
-    assert lab.annotation(REASON) == "pods have what would be destroyed: default/web"
+    assert lab.annotation(REASON) == "pods use what would be destroyed: default/web"
     assert (lab.states, lab.pods(), lab.gpus.layout) == ([], ["idle", "web"], "old")
     lab.gpus.held = "not-default/web/main"  # another pod, whose name ends with that of this one
     lab.pod("web", gpus=1, namespace="not-default")
     assert not lab.manager().reconcile()
-    assert lab.annotation(REASON) == "pods have what would be destroyed: not-default/web"
+    assert lab.annotation(REASON) == "pods use what would be destroyed: not-default/web"
     lab.gpus.held = ""  # it has ended: the label has not changed
     assert lab.manager().reconcile()
     assert lab.is_settled()
@@ -293,7 +293,7 @@ def test_what_a_client_that_stays_holds_is_found_after_the_pause(lab: Lab) -> No
     lab.gpus.held = "process 12"
     assert not lab.manager().reconcile()
     assert lab.label() == {CONFIG: "new", STATE: "failed"}
-    assert "process 12 has MIG-a" in str(lab.annotation(REASON))
+    assert "process 12 uses MIG-a" in str(lab.annotation(REASON))
     assert lab.manager(pods="ignore").reconcile()
     assert lab.gpus.done[-2:] == ["apply --force", "cdi refresh"]
 
@@ -339,7 +339,7 @@ def test_pods_whose_claims_have_what_would_go_are_named(lab: Lab, kind: str) -> 
         lab.cluster.update({**web, "status": status}, sub="status")
     lab.gpus.held = CLAIMED
     assert not lab.manager().reconcile()
-    assert lab.annotation(REASON) == "pods have what would be destroyed: default/web (claim default/half)"
+    assert lab.annotation(REASON) == "pods use what would be destroyed: default/web (claim default/half)"
     assert (lab.states, lab.gpus.layout) == ([], "old")
     turns = lab.wait
 
@@ -359,9 +359,9 @@ def test_a_claim_without_a_pod_is_waited_for(lab: Lab) -> None:
     lab.pod("idle", gpus=1)
     lab.gpus.held = CLAIMED
     assert not lab.manager().reconcile()
-    assert (lab.states, "claim default/half has MIG-a" in str(lab.annotation(REASON))) == ([], True)
+    assert (lab.states, "claim default/half uses MIG-a" in str(lab.annotation(REASON))) == ([], True)
     assert not lab.manager(pods="drain").reconcile()
-    assert "claim default/half has MIG-a" in str(lab.annotation(REASON))
+    assert "claim default/half uses MIG-a" in str(lab.annotation(REASON))
     assert lab.pods() == ["idle"]
     lab.gpus.held = ""
     assert lab.manager().reconcile()
@@ -583,7 +583,7 @@ def test_the_program_follows_the_label(work_directory: Path, lab: Lab) -> None:
     process = subprocess.Popen([PROGRAMS / "ocigpu", *words], env=environment, stdout=subprocess.PIPE, text=True)
     try:
         wait_for("the unknown layout is refused", lambda: lab.label().get(STATE) == "failed", 250)
-        assert "no layout 'new'; there are mine, other" in str(lab.annotation(REASON)).replace('"', "'")
+        assert "no layout 'new'; known: mine, other" in str(lab.annotation(REASON)).replace('"', "'")
         lab.set(labels={CONFIG: "mine"})
         wait_for("the layout is made", lambda: lab.label().get(STATE) == "success", 250)
         assert lab.label() == {CONFIG: "mine", STATE: "success"}
@@ -595,7 +595,7 @@ def test_the_program_follows_the_label(work_directory: Path, lab: Lab) -> None:
             store.write({"uid": record})
         lab.pod("half", gpus=1)  # its claim is another one
         lab.set(labels={CONFIG: "other"})
-        wait_for("the claim is spared", lambda: f"claim team/half has {uuid}" in str(lab.annotation(REASON)), 250)
+        wait_for("the claim is spared", lambda: f"claim team/half uses {uuid}" in str(lab.annotation(REASON)), 250)
         assert (lab.label()[STATE], names(layouts_of(host)[0])) == ("failed", ["3g.40gb", "3g.40gb"])
         with store.locked():
             store.write({})

@@ -366,7 +366,7 @@ def test_what_a_killed_command_left_is_removed_although_the_resource_is_not_shar
     assert [path.name for path in ready.parent.iterdir()] == ["shm"]
     assert [mode_of(mps_host, gpu) for gpu in (0, 1)] == ["3", "0"]
     assert other.is_dir(), "nothing of ours"
-    assert "nvidia.com/gpu: left over and not shared any more: removed" in messages(work_directory)
+    assert "nvidia.com/gpu: no longer shared: removed" in messages(work_directory)
 
 
 @pytest.mark.rest

@@ -150,7 +150,7 @@ def test_an_xid_makes_a_gpu_unhealthy_for_a_while(lab: Lab) -> None:
 def test_an_xid_that_means_nothing(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
     report(lab, "1 79")
-    lab.plugin.wait_for_log("means nothing for its health")
+    lab.plugin.wait_for_log("does not affect its health")
     lab.plugin.wait_for_log('"what" ignored: it is not an XID')
     assert not any("is unhealthy" in line for line in lab.plugin.log)
 
@@ -177,7 +177,7 @@ def test_a_process_that_waits_for_events_is_replaced(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
     first = watching(lab)
     os.kill(first, signal.SIGKILL)
-    lab.plugin.wait_for_log("it is started again")
+    lab.plugin.wait_for_log("restarting it")
     wait_for("another process", lambda: watching(lab) != first)
     lab.kubelet.expect(gpu=(2, 2))
 

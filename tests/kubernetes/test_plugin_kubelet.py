@@ -119,7 +119,7 @@ def test_the_kubelet_starts_again(simulated_host: SimulatedHost, eight: tuple[Ku
     assert sorted([*held, *rest]) == sorted(simulated_host.gpus)
     full = kubelets.answer("admit", "late", "main", {GPU: 1})["error"]
     assert "Requested: 1, Available: 0" in full
-    running.wait_for_log("was removed: serving anew")
+    running.wait_for_log("was removed: serving again")
 
 
 @pytest.mark.rest
@@ -197,7 +197,7 @@ def test_sockets_and_their_directory_vanish(simulated_host: SimulatedHost, direc
             kubelets.expect(gpu=(8, 8))
             running.wait_for_log("registered with the kubelet")  # the kubelet has the list before its answer arrives
             (directory / "nvidia-gpu.sock").unlink()
-            running.wait_for_log("was removed: serving anew")
+            running.wait_for_log("was removed: serving again")
             running.wait_for_log("registered with the kubelet", 2)
             kubelets.expect(gpu=(8, 8))
             shutil.rmtree(directory)
@@ -221,7 +221,7 @@ def test_a_kubelet_that_no_longer_listens_is_told_again(eight: tuple[Kubelet, Pl
     kubelets, running = eight
     other_plugin(running.directory, 0.5)
     kubelets.expect(gpu=(8, 8))
-    running.wait_for_log("the kubelet no longer listens (it ended, or another plugin has this resource)")
+    running.wait_for_log("the kubelet no longer listens (it ended, or another plugin serves this resource)")
     assert kubelets.admit("pod", "main", {GPU: 8})["envs"], "its own connection, not one of the other's"
 
 
@@ -238,7 +238,9 @@ def test_a_kubelet_that_lost_the_devices_is_told_again(simulated_host: Simulated
             kubelets.expect(gpu=(8, 8))
             running.wait_for_log("registered with the kubelet")
             other_plugin(directory, 0.5)
-            running.wait_for_log("the kubelet does not have these devices (another plugin has or had this resource)")
+            running.wait_for_log(
+                "the kubelet does not have these devices (another plugin serves or served this resource)"
+            )
             kubelets.expect(gpu=(8, 8))
             assert kubelets.admit("pod", "main", {GPU: 8})["envs"]
             running.wait_for_log("registered with the kubelet", 2)

@@ -250,7 +250,7 @@ def test_lines_of_the_process_with_the_closed_library(
         watcher.close()
     assert news.events == (found or ())
     assert [warning.partition(":")[0] for warning in news.warnings] == (
-        ["the process that waits for XIDs says what means nothing"] if found is None else []
+        ["the process that waits for XIDs sent an unknown message"] if found is None else []
     )
 
 
@@ -266,7 +266,7 @@ def test_a_process_that_ends_at_once_is_started_ever_more_rarely(monkeypatch: py
         found = watcher.step(now).warnings
         now += 10.0 if found else 0.0
         warnings += found
-    assert [warning.rpartition(" again in ")[2] for warning in warnings] == ["2 s", "4 s", "8 s"]
+    assert [warning.rpartition(" restarting it in ")[2] for warning in warnings] == ["2 s", "4 s", "8 s"]
     watcher.close()
 
 

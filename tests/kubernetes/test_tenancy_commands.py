@@ -60,7 +60,7 @@ def test_what_is_wrong_is_said_in_a_line(cluster: Cluster, capsys: pytest.Captur
         (["delete", "nobody"], "OCIGPU-TEN-1", "ocigpu tenancy list"),
         (["create", "no.name"], "OCIGPU-KUBE-5", ""),
         (["create", "x", "--gpus", "-1"], "OCIGPU-KUBE-5", ""),
-        (["create", "there"], "OCIGPU-KUBE-5", "Somebody else has made"),
+        (["create", "there"], "OCIGPU-KUBE-5", "Another client created"),
         (["controller", "--network", "calico"], "OCIGPU-ARG-1", "--help"),
         (["controller", "--deny", "10.0.0.1/8"], "OCIGPU-ARG-1", "--help"),
     ]:

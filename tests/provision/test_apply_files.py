@@ -334,7 +334,7 @@ def test_what_the_host_lends_keeps_its_mode(here: bool, rootfs: Path, marker: Pa
         assert notes == [
             "/volume keeps its mode 0700: it is mounted from elsewhere",
             "/link keeps its mode 0644: it is mounted from elsewhere",
-            "/dev/gpu keeps its mode 0600: it is no file or directory",
+            "/dev/gpu keeps its mode 0600: it is neither a file nor a directory",
         ]
         assert lab.inside(lambda: os.stat("/dev/dri").st_mode) == 0o40755
     assert state_of(marker) == before

@@ -249,7 +249,7 @@ def test_a_directory_of_the_host_in_a_mount_namespace_is_no_containers_root(root
 
     with Lab(rootfs) as lab:
         code, message = refused(str(plain), prepare, Link("/x", "y", "link"))
-        assert (code, "no mount of a container" in message) == ("OCIGPU-NS-1", True)
+        assert (code, "not a mount of a container" in message) == ("OCIGPU-NS-1", True)
         assert refused(str(mounted), prepare, Link("/x", "y", "link")) == ["", ""]
     assert (os.listdir(plain), os.listdir(mounted)) == ([], ["x"])
 

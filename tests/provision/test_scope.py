@@ -116,4 +116,4 @@ def test_a_unit_that_cannot_be_written_is_a_note(units):
     file.symlink_to("/etc/passwd")
     note, undo = change_scope(CGROUP, (GPU0,))
     assert undo is None
-    assert note.endswith(f"{NAME} does not know the devices: 50-DeviceAllow.conf: Too many levels of symbolic links")
+    assert note.endswith(f"{NAME} does not include the devices: 50-DeviceAllow.conf: Too many levels of symbolic links")

@@ -18,7 +18,7 @@ def _type_of(key: Key) -> Any:
 
     def check(value: str) -> str:
         if "\0" in value:
-            raise ValueError("has a NUL character")
+            raise ValueError("contains a NUL character")
         # "@" is the vendor's mark for "a path of the host", which it always is here.
         value = value.removeprefix("@") if key.name == "ldconfig" else value
         if problem := find_problem(key, value):

@@ -193,7 +193,7 @@ def diff_command(request: GenerateRequest, file: str = DEFAULT_OUTPUT) -> "show.
         "skipped": made.skipped,
     }
     yield data, int(bool(differences))
-    summary = show.count(len(differences), "difference") if differences else "as this host would give it now"
+    summary = show.count(len(differences), "difference") if differences else "as this host would generate it now"
     for line in (*(one.describe() for one in differences), *(f"why: {one}" for one in reasons), f"{file}: {summary}"):
         print(printable(line))
     say_skipped(made.skipped)

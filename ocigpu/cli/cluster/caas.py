@@ -51,7 +51,7 @@ def serve_command(
     check_one_of("--image-pull-policy", image_pull_policy, ("Always", "IfNotPresent"))
     if memory_per_gpu and not re.fullmatch(r"[1-9][0-9]*([KMGT]i?)?", memory_per_gpu):
         raise UsageError(f"--memory-per-gpu {memory_per_gpu!r} is not a quantity such as 64Gi")
-    with needing("the service needs what is not installed", "OCIGPU-CAAS-1", "tenants"):
+    with needing("the service needs packages that are not installed", "OCIGPU-CAAS-1", "tenants"):
         from ocigpu.tenants.service.auth import OidcOptions
         from ocigpu.tenants.service.image import REGISTRIES
         from ocigpu.tenants.service.models import LINKED, UNLINKED
@@ -89,7 +89,7 @@ def serve_command(
 
 
 def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "") -> "show.Answer":
-    with needing("the store needs what is not installed", "OCIGPU-CAAS-1", "tenants"):
+    with needing("the store needs packages that are not installed", "OCIGPU-CAAS-1", "tenants"):
         from ocigpu.tenants.service.store import CaasStore
     kept_in = CaasStore(store)
     try:
@@ -275,7 +275,7 @@ def logs_command(
     json: bool = False,
 ) -> None:
     if json and (follow or timestamps):
-        raise UsageError("--json has all lines with their times at once: neither --follow nor --timestamps")
+        raise UsageError("--json prints all lines with their times at once: it excludes --follow and --timestamps")
     count = None if tail < 0 else str(tail)
     lines = []
     for line in client.follow(

@@ -55,7 +55,7 @@ class CaasClient:
         if not key:
             raise UsageError("no key", f"set {KEY}, or name a file with --key-file")
         if not key.isascii() or not key.isprintable():
-            raise UsageError("the key has characters that no key has")
+            raise UsageError("the key contains characters that no key contains")
         self.url, self._parts, self._key, self._authority = url.rstrip("/"), parts, key, authority
 
     @property
@@ -188,7 +188,7 @@ def connect(url: str = "", key_file: str = "", ca: str = "", allow_http: bool = 
     client = CaasClient(url or os.environ.get(URL, "http://127.0.0.1:8443"), key.strip(), ca)
     if client.is_readable and not allow_http:
         text = f"--url {printable(client.url, 100)}: the key would be sent unencrypted"
-        raise UsageError(text, "use https; or --allow-http, where nobody else is on the way")
+        raise UsageError(text, "use https; or --allow-http, on a network that nobody else can read")
     return client
 
 

@@ -90,7 +90,7 @@ def delete_command(name: str) -> "show.Answer":
     with _open() as documents:
         found = _find(documents, name)
         documents.delete(found)
-    yield from _say(found, "deleted: it goes when its pods have ended and its GPUs are given back")
+    yield from _say(found, "deleted: it disappears when its pods have ended and its GPUs are returned")
 
 
 def _open() -> "contextlib.closing[Documents]":
@@ -102,7 +102,7 @@ def _open() -> "contextlib.closing[Documents]":
 def _find(documents: "Documents", name: str) -> "dict[str, Any]":
     found = documents.get("Tenancy", name)
     if found is None:
-        raise HostError("OCIGPU-TEN-1", f"tenancy {name}: there is none of this name", "See: ocigpu tenancy list")
+        raise HostError("OCIGPU-TEN-1", f'no tenancy named "{name}"', "See: ocigpu tenancy list")
     return found
 
 

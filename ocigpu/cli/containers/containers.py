@@ -74,7 +74,7 @@ def ps_command(all_: bool = False, state_dir: list[str] | None = None, config: s
         )
     else:
         what = "container" if all_ else "running container with a GPU"
-        print(f"no {what}, of {show.count(len(containers), 'container')}")
+        print(f"no {what} ({show.count(len(containers), 'container')} found)")
     if others:
         print("\nof other users, by their own files")
         rows = [
@@ -121,7 +121,7 @@ def report_notes(report: "Report") -> list[str]:
     if report.lost:
         notes.insert(0, f"lost: the device cgroup refuses {', '.join(report.lost)} (ocigpu repair)")
     if report.unanswered:
-        notes.append(f"asked, not given: {report.unanswered}; {HOW_TO_ASK}")
+        notes.append(f"requested, not granted: {report.unanswered}; {HOW_TO_ASK}")
     if report.refused:
         notes.append(f"{REFUSED}: {report.refused}")
     if report.attached:
@@ -139,7 +139,7 @@ def report_to_json(report: "Report") -> dict[str, object]:
 
 def _vain(one: "Report | OfUser") -> str:
     """Return what to say of a container that has no GPU."""
-    return "asked, not given" if one.unanswered else REFUSED if one.refused else ""
+    return "requested, not granted" if one.unanswered else REFUSED if one.refused else ""
 
 
 def _rows(report: "Report") -> list[tuple[str, ...]]:
@@ -196,7 +196,7 @@ def verify_command(container: str, state_dir: list[str] | None = None, config: s
             ("host", show.host_line(facts)),
             ("granted", ", ".join(verified.grant.devices) or "no GPU"),
             ("by", verified.grant.by),
-            *([("asked, not given", verified.unanswered)] if verified.unanswered else []),
+            *([("requested, not granted", verified.unanswered)] if verified.unanswered else []),
             *([(REFUSED, verified.refused)] if verified.refused else []),
         ]
     )
@@ -223,7 +223,7 @@ def _print_rows(verified: "Verified") -> None:
     problems = [f"{row.what} ({row.number}): {row.why}" for row in wrong]
     problems += [f"{row.name}: {row.why}" for row in verified.libraries if row.why]
     if verified.unanswered:
-        problems.insert(0, f"requested and not given: {verified.unanswered}; {HOW_TO_ASK}")
+        problems.insert(0, f"requested, not granted: {verified.unanswered}; {HOW_TO_ASK}")
     for text in problems:
         print(f"not as granted: {printable(text)}")
     print(f"verdict: {printable(verified.verdict)}")
@@ -312,7 +312,7 @@ def repair_command(
     for row in rows:
         name = printable(row["name"])
         for text in row["lost"]:
-            print(f"{name}: {'given back' if row['done'] else 'lost'}: {printable(text)}")
+            print(f"{name}: {'restored' if row['done'] else 'lost'}: {printable(text)}")
         if row["right"]:
             print(f"{name}: {'before: ' if row['lost'] else 'nothing is lost: '}{printable(', '.join(row['right']))}")
         show.notes(row["notes"])
@@ -376,7 +376,7 @@ def _compare(
         edited, how = edit_copy(original.config, bundle, settings, planned), planned.mode
         notes += planned.request.notes
         notes += [f"mode hook, not spec: {planned.why_hook}"] if planned.why_hook else []
-        notes += [] if planned.mode else ["the container asks for nothing: its config.json stays as it is"]
+        notes += [] if planned.mode else ["the container requests nothing: its config.json stays as it is"]
     unused = {"add": "old", "remove": "new", "replace": ""}
     changes = [
         {name: value for name, value in change._asdict().items() if name != unused[change.op]}

@@ -312,7 +312,7 @@ def _print_explained(explained: "Explanation", facts: HostFacts, each: bool) -> 
     _print_inside(explained)
     if explained.capabilities:
         print("\ndriver capabilities")
-        show.table(("capability", "asked for", "libraries", "not on this host"), _capability_rows(explained))
+        show.table(("capability", "requested", "libraries", "not on this host"), _capability_rows(explained))
     _print_missing(explained)
     show.notes(explained.notes, apart=True)
 
@@ -337,13 +337,13 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
         ("given by", MODES.get(explained.mode, explained.mode)),
     ]
     if request.selection == "nothing" and not explained.error:
-        fields.append(("request", "none: it asks for no GPU"))
+        fields.append(("request", "none: it requests no GPU"))
     elif request.source:
         fields += request_fields(request) if request.selection != "cdi" else [("request", request.source)]
         fields.append(("asked by", explained.asked_by))
     if explained.error:
         runs = container is not None and container.pid
-        fields.append(("granted", f"{'cannot be told now' if runs else 'nothing'}: {explained.error}"))
+        fields.append(("granted", f"{'unknown now' if runs else 'nothing'}: {explained.error}"))
         fields += [("", f"hint: {explained.hint}")] if explained.hint else []
     elif request.selection == "cdi":
         fields += [("granted" if number == 0 else "", name) for number, name in enumerate(explained.gpus)]
@@ -361,7 +361,7 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
 def _print_steps(explained: "Explanation", each: bool) -> None:
     if not explained.steps:
         return
-    got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what ocigpu would give it"
+    got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what it would get"
     print(f"\n{got}, and why ({show.count(len(explained.steps), 'step')})")
     print_steps(explained.steps, each, any(step.now for step in explained.steps))
 
@@ -399,4 +399,4 @@ def _print_missing(explained: "Explanation") -> None:
         print(f"  {printable(line)}")
     if not explained.missing:
         looked = any(step.now for step in explained.steps)
-        print("  nothing" if looked else "  no GPU; what else CDI devices bring is not looked at (see ocigpu verify)")
+        print("  nothing" if looked else "  no GPU; what else CDI devices add is not shown (see ocigpu verify)")

@@ -56,7 +56,7 @@ def plan_command(
         request = parse_request(container_text, settings, here=recorded)
     if request.selection == "nothing":
         yield _plan_data(make_plan(HostFacts(), request, settings), request)
-        print("nothing is asked for: the container would be left as it is, byte for byte")
+        print("nothing is requested: config.json would stay as it is, byte for byte")
         show.notes(request.notes)
         if not request.source:
             print(f"(ask with --devices LIST, --env {DEVICES_VARIABLE}=LIST or --bundle DIR)")

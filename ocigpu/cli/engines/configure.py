@@ -102,7 +102,7 @@ def plan_targets(
         path = _vendor_named(root, path)
     if root == "/" and looks_like_wsl(find_roots(Settings())):
         hook = hook or False
-        notes.append(f"this is WSL: neither --gpus nor mode hook can give its GPUs; these work: {WAYS}")
+        notes.append(f"this is WSL: neither --gpus nor mode hook can provide its GPUs; these work: {WAYS}")
     wanted = Wanted(name, path, default, cdi, kata, _starts_without_cgroups(root))
     targets, more = find_targets(named, wanted, root, config, drop_in)
     if not targets:
@@ -240,7 +240,7 @@ def _runtime_program(root: str, given: str) -> tuple[str, list[str]]:
     if root == "/":
         hint = f"chmod +x {path}" if "executable" in why else "name it: --runtime-path FILE"
         raise OcigpuError("OCIGPU-ENG-5", f"{path} {why}", hint)
-    return path, [f"{path} {why} below {root}" if "executable" in why else f"{path} is not there yet below {root}"]
+    return path, [f"{path} {why} below {root}" if "executable" in why else f"{path} does not exist yet below {root}"]
 
 
 def _starts_without_cgroups(root: str) -> bool:
@@ -345,7 +345,7 @@ def _run(
         if not works:
             print("no engine is installed here: nothing to do")
     if unconfirmed:
-        print("nothing was changed, as nobody said yes (--yes)", file=sys.stderr)
+        print("nothing was changed: it was not confirmed (--yes confirms)", file=sys.stderr)
     return 1 if any(work.error for work in works) else UNCONFIRMED if unconfirmed else 0
 
 

@@ -125,11 +125,11 @@ class Docker:
                 yield Way("docker run --gpus all", ("--gpus=all",), exact=not by_cdi)
             else:
                 what = f"its hook, {status.gpus_hook}, is not ocigpu's" if status.gpus_hook else "it has no hook"
-                notes.append(f"docker run --gpus is not tried: {what}")
+                notes.append(f"docker run --gpus is not tested: {what}")
         devices = [f"{VENDORS[name][2]}/gpu=all" for name in vendors]
         if status.cdi == "on":
             if why := _missing_devices(devices, status.cdi_spec_dirs):
-                notes.append(f"{status.name}: CDI is not tried: {why}")
+                notes.append(f"{status.name}: CDI is not tested: {why}")
             else:
                 words = tuple(f"--device={device}" for device in devices)
                 yield Way(f"{status.engine} run {' '.join(words)}", words, exact=False)
@@ -172,7 +172,7 @@ class Containerd:
 
     def ways(self, _vendors: Sequence[str], notes: list[str]) -> Iterator[Way]:
         if entry := next((entry for entry in self.status.runtimes if entry.ours), None):
-            notes.append(f"{self.status.name}: ctr names the program; the handler {entry.name} of pods is not tried")
+            notes.append(f"{self.status.name}: ctr names the program; the handler {entry.name} of pods is not tested")
             word = f"--runc-binary={entry.path}"
             yield Way(f"{'k3s ' if self.status.flavour == 'k3s' else ''}ctr run {word}", (word,))
 
@@ -234,7 +234,7 @@ def try_engines(named: str, settings: Settings, facts: HostFacts, notes: list[st
     OCIGPU-ENG-5 when there is no way to try.
     """
     if not facts.gpus:
-        raise HostError("OCIGPU-HOST-1", "this host shows no GPU: there is nothing to give to a container", "")
+        raise HostError("OCIGPU-HOST-1", "this host shows no GPU to give to a container", "")
     results: list[Result] = []
     with cleaning_up() as cleanup, show.Progress("making the image") as progress:
         engines = _find(named, facts, notes)
@@ -245,7 +245,7 @@ def try_engines(named: str, settings: Settings, facts: HostFacts, notes: list[st
         loads = make_root(Path(directory, "rootfs"), programs)
         wanted = _wanted(facts, settings, f"{directory}/rootfs", bool(programs), loads)
         if not loads:
-            notes.append("true(1) of this machine is static: whether libraries can be loaded is not tried")
+            notes.append("true(1) of this machine is static: whether libraries can be loaded is not tested")
         archive = write_image(Path(directory, "image.tar"), Path(directory, "rootfs"), IMAGE, ["sh"])
         for each, ways in engines:
             with cleaning_up() as undo:
@@ -275,8 +275,8 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
             if status.configured or named:
                 pods = status.engine == "crio"
                 why = "only pods use it" if pods else "that takes root"
-                hint = "start a pod that asks for a GPU" if pods else f"as root: ocigpu engine test {name}"
-                notes.append(f"{name} is not tried: {why}")
+                hint = "start a pod that requests a GPU" if pods else f"as root: ocigpu engine test {name}"
+                notes.append(f"{name} is not tested: {why}")
             continue
         status = status._replace(flavour="") if status.flavour == "custom" else status  # noqa: PLW2901
         each = Containerd(status) if status.engine == "containerd" else Docker(status.engine, status)
@@ -284,9 +284,9 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
             found[name] = each, ways
     notes[:] = dict.fromkeys(notes)  # two daemons of one engine may have the same to say
     if not found:
-        if untried := [note for note in notes if " is not tried: " in note]:
+        if untried := [note for note in notes if " is not tested: " in note]:
             raise OcigpuError("OCIGPU-ENG-5", "; ".join(untried), hint)
-        what = f"{named} is not configured to give GPUs" if named else "no engine here is configured to give GPUs"
+        what = f"{named} is not configured for GPUs" if named else "no engine here is configured for GPUs"
         raise OcigpuError("OCIGPU-ENG-5", what, hint)
     order = list(places.NAMES)
     return [found[name] for name in sorted(found, key=order.index)]
@@ -300,7 +300,7 @@ def _missing_devices(devices: Sequence[str], directories: Sequence[str]) -> str:
     settings = settings._replace(cdi_spec_dirs=tuple(directories) or settings.cdi_spec_dirs)
     defined = dict(read_registry(settings).devices())
     missing = [device for device in devices if device not in defined]
-    return f"no specification has {missing[0]} (ocigpu cdi generate)" if missing else ""
+    return f"no specification defines {missing[0]} (ocigpu cdi generate)" if missing else ""
 
 
 def _address(status: EngineStatus) -> str:

@@ -39,7 +39,7 @@ def ask_owners(
         more = f"; {notes[0]}" if notes else ""
         raise OcigpuError(missing.code, f"{missing.message}{more}", missing.hint)
     if len(answers) > 1:
-        raise OcigpuError("OCIGPU-CTR-2", f"it may be of user {' or '.join(sorted(answers))}: look as one of them")
+        raise OcigpuError("OCIGPU-CTR-2", f"it may be of user {' or '.join(sorted(answers))}: run it as one of them")
     ((user, found),) = answers.items()
     if "error" in found:
         code, message, hint = found["error"]

@@ -109,13 +109,13 @@ def doctor_command(
 
         names = write_archive(archive, host, findings)
         if form == "text":
-            print(f"wrote {printable(archive)} ({len(names)} files): look at left-out.txt in it before you pass it on")
+            print(f"wrote {printable(archive)} ({len(names)} files): read left-out.txt in it before you pass it on")
     if html:
         from ocigpu.doctor.formats import write_html
 
         write_html(html, host, findings)
         if form == "text":
-            print(f"wrote {printable(html)}: look at it before you pass it on")
+            print(f"wrote {printable(html)}: review it before you pass it on")
     if watch:
         _watch(findings, lambda: examine()[1])
     return exit_status(findings)

@@ -112,7 +112,9 @@ def activate_command(
                 done.append(step)
         for one in wanted.partitions:
             kept.activate(one.physical_ids, lease)
-            done.append(FabricStep("activate", one.physical_ids, f"{one.links} NVLinks, as the manager's list says"))
+            done.append(
+                FabricStep("activate", one.physical_ids, f"{one.links} NVLinks, according to the manager's list")
+            )
     yield from _show_steps(wanted, done, "done", kept.notes)
 
 
@@ -145,7 +147,7 @@ def deactivate_command(at: Reach, ids: list[str], force: bool = False) -> "show.
     with undisturbed(), _report_done_on_error() as done:
         for one in wanted:
             kept.deactivate(one.physical_ids, force)
-            done.append(FabricStep("deactivate", one.physical_ids, "as the manager's list says"))
+            done.append(FabricStep("deactivate", one.physical_ids, "according to the manager's list"))
     yield from _show_steps(WantedPartitions((), False), done, "done", kept.notes)
 
 
@@ -190,9 +192,9 @@ def _restore(kept: KeptFabric, nothing: bool) -> "show.Answer":
     data = {"waited": given is not None, "given-back": given or (), "sets": sets, "notes": kept.notes}
     yield data, int(bool(state.broken))
     if given is None:
-        print("the manager does not wait for partitions: nothing was told")
+        print("the manager does not wait for partitions: nothing was sent")
     else:
-        print(f"told the manager what was active: {'; '.join(map(show_ids, given)) or 'nothing'}")
+        print(f"told the manager the active partitions: {'; '.join(map(show_ids, given)) or 'nothing'}")
     show.notes([f"{show_gpus(one.physical_ids)}, {one.lease or 'by hand'}: {one.broken}" for one in state.broken])
 
 
@@ -216,7 +218,7 @@ def _restore_once(kept: KeptFabric, log: ServiceLog) -> None:
         return
     log.once("manager", "info", "")
     if given is not None:
-        log("info", f"told the manager what was active: {'; '.join(map(show_ids, given)) or 'nothing'}")
+        log("info", f"told the manager the active partitions: {'; '.join(map(show_ids, given)) or 'nothing'}")
     for note in kept.notes:
         log("error", note)
     kept.notes.clear()
@@ -231,9 +233,9 @@ def serve_command(
         from ocigpu.kubernetes.fabric.server import FabricServer
     wanted = parse_service(listen, listening=True)
     if not allow:
-        raise UsageError("nobody is allowed", "--allow cid:2 (the host), --allow uid:0, or a name in a certificate")
+        raise UsageError("no caller is allowed", "--allow cid:2 (the host), --allow uid:0, or a name in a certificate")
     if (wanted.kind == "tcp") != bool(serve_tls):
-        hint = "For others than TCP the kernel tells who calls."
+        hint = "For other sockets than TCP the kernel identifies the caller."
         raise UsageError("--serve-tls is for tcp, and tcp needs it", hint)
     log = ServiceLog(json)
     with Signals(hangup=False) as signals:

@@ -123,11 +123,11 @@ def record_command(options: _Source, file: str, add: bool = False) -> "show.Answ
     if add:
         proposal = merge(read_baseline(file, proposal=True), proposal)
     elif os.path.lexists(file):
-        raise UsageError(f"{printable(file)} is there already", "--add accepts what it has and what is there now")
+        raise UsageError(f"{printable(file)} already exists", "--add accepts its values and the present ones")
     write_baseline(file, proposal)
     yield {"file": os.path.abspath(file), "models": proposal.models, "limits": proposal.limits}
     name = printable(file)
-    print(f"written to {name}: a proposal; look at it, then: ocigpu firmware approve {name} --by NAME")
+    print(f"written to {name}: a proposal; review it, then: ocigpu firmware approve {name} --by NAME")
 
 
 def approve_command(file: str, by: str) -> None:
@@ -165,7 +165,7 @@ def _check(options: _Source, gpu: str, baseline: str, table: str) -> "show.Answe
         components = tuple(one for one in components if one.slot in (0, slots[0]))
     there = {one.slot for one in components}
     missing = [slot for slot in modules if slot not in there]
-    silent = [Deviation(f"GPU_SXM_{slot}", "firmware", "", (), "it does not tell") for slot in missing]
+    silent = [Deviation(f"GPU_SXM_{slot}", "firmware", "", (), "not reported") for slot in missing]
     serials = {slot: one.serial for slot, one in modules.items() if one.serial and slot in there}
     deviations = (*silent, *compare_all(components, accepted, serials))
     names = [one.name for one in components if one.slot]

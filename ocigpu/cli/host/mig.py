@@ -176,7 +176,7 @@ def _find_holders(host: _Host, state_dir: list[str] | None) -> tuple[dict[str, s
     for one in users:
         held |= {uuid: f"{one.name} of user {one.user}" for _, uuid, _ in one.gpus}
     if reader.problem:
-        raise HostError("OCIGPU-MIG-3", f"processes on the GPUs: {reader.problem}", "--force goes on without knowing.")
+        raise HostError("OCIGPU-MIG-3", f"processes on the GPUs: {reader.problem}", "--force continues anyway.")
     return held, [*notes, *more]
 
 

@@ -81,7 +81,7 @@ def _set_up(named: str, yes: bool, dry_run: bool, json: bool, config: str) -> in
         lines = list(render(host, findings))
         show.report(lines[:3] if facts.gpus else lines)
     if not facts.gpus:
-        raise HostError("OCIGPU-HOST-1", "this host shows no GPU that a container could be given")
+        raise HostError("OCIGPU-HOST-1", "this host shows no GPU that a container could use")
     fixes = [item for item in findings if item.safe and not item.safe[0].startswith("ocigpu engine ")]
     if not json:
         _print_fixes(fixes)

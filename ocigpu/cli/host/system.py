@@ -210,7 +210,7 @@ def refresh_command(config: str = "") -> "show.Answer":
         [
             ("host", show.host_line(done.facts)),
             ("driver", show.driver_line(done.facts)),
-            ("kept", f"no, every start reads the host anew: {done.problem}" if done.problem else done.path),
+            ("kept", f"no, every start reads the host again: {done.problem}" if done.problem else done.path),
             ("before", "none that still held" if age is None else f"{age} s old"),
         ]
     )

@@ -76,7 +76,7 @@ def holders_command(gpu: list[str] | None = None, config: str = "") -> "show.Ans
     gpus = [{"bdf": bdf, "holders": [one._asdict() for one in scan.holders]} for bdf, scan in scans.items()]
     yield {"gpus": gpus, "unreadable": unreadable}, int(any(one.holders or one.unreadable for one in scans.values()))
     show.table(("gpu", "process", "command", "by"), [row for bdf in scans for row in _rows(bdf, scans[bdf])])
-    show.notes(f"could not be looked at: {what}" for what in unreadable)
+    show.notes(f"could not be inspected: {what}" for what in unreadable)
 
 
 def _rows(bdf: str, scan: HolderScan) -> list[tuple[str, ...]]:

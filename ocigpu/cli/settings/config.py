@@ -36,7 +36,7 @@ def check_command(file: str = "") -> None:
 def show_command(config: str = "") -> "show.Answer":
     settings = load_settings(config)
     yield {"file": settings.path, "settings": {key.name: getattr(settings, key.field) for key in KEYS}}
-    show.fields([("file", settings.path or f"none ({DEFAULT_PATH} is not there)")])
+    show.fields([("file", settings.path or f"none ({DEFAULT_PATH} does not exist)")])
     print()
     show.table(("key", "value", "from"), setting_rows(settings))
 
@@ -210,7 +210,7 @@ def write_settings(path: str, text: str, force: bool) -> bool:
         if same:
             return False
         if not force:
-            raise SettingsError("OCIGPU-SET-4", f"write {path}: it is there already", "To replace it: --force")
+            raise SettingsError("OCIGPU-SET-4", f"write {path}: it already exists", "To replace it: --force")
     with OsErrorAs(SettingsError, "OCIGPU-SET-4", f"write {path}"):
         write_file(path, text.encode())
     forget()

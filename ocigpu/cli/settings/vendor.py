@@ -70,7 +70,9 @@ def _capabilities(value: str) -> str:
         return "all"
     unknown = [name for name in names if name not in CAPABILITIES]
     if unknown:
-        raise NoValueError(f"{quoted(', '.join(unknown))} is no driver capability; all are permitted until you set it")
+        raise NoValueError(
+            f"{quoted(', '.join(unknown))} is not a driver capability; all are permitted until you set it"
+        )
     return ",".join(names)
 
 
@@ -98,7 +100,7 @@ _COMPAT = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
 _MODE = "nvidia-container-runtime.mode"
 _NO_COMPAT_HOOK = "features.disable-cuda-compat-lib-hook"
 EVERYTHING_NOTE = (
-    "NVIDIA's default mode gives every driver file, whatever NVIDIA_DRIVER_CAPABILITIES says; here a container gets"
+    "NVIDIA's default mode provides every driver file, whatever NVIDIA_DRIVER_CAPABILITIES says; here a container gets"
     " what it says, and compute,utility where it is not set: images that draw or encode video need"
     " NVIDIA_DRIVER_CAPABILITIES=all"
 )

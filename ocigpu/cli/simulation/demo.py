@@ -92,7 +92,7 @@ def demo_command(
         settings = read_settings(config)
         facts = read_host_facts(settings)
         if not facts.gpus:
-            raise HostError("OCIGPU-HOST-1", "the driver is there, but it shows no GPU", "")
+            raise HostError("OCIGPU-HOST-1", "the driver is loaded, but it shows no GPU", "")
         _say(f"{show.host_line(facts)}\ndriver {show.driver_line(facts)}\nruntime {low_level} behind {shim}")
         environment = {**os.environ, **({"OCIGPU_CONFIG": config} if config else {})}
         demo = Demo(directory, shim, environment, settings, facts, cleanup)
@@ -182,7 +182,7 @@ def _show_granted(demo: Demo, devices: str) -> None:
     config = make_config("", variables)
     request = parse_request(config, demo.settings)
     if request.selection == "nothing":
-        raise UsageError(f"--devices {devices} asks for nothing")
+        raise UsageError(f"--devices {devices} requests nothing")
     node, refused = _probes(make_plan(facts, request, demo.settings), facts)
     script = GRANTED_SCRIPT.replace("@GRANTED@", node).replace("@MAJOR@", str(GPU_MAJOR))
     make_bundle(bundle, script.replace("@MINOR@", str(refused)), variables, programs)
@@ -243,7 +243,7 @@ def _show_plan(demo: Demo, bundle: str, request: Request) -> Plan:
 
 
 def _show_plain(demo: Demo) -> None:
-    _title("a container that asks for nothing")
+    _title("a container that requests nothing")
     bundle = f"{demo.directory}/plain"
     make_bundle(bundle, PLAIN_SCRIPT, {})
     before = Path(bundle, "config.json").read_bytes()

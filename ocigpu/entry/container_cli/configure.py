@@ -1,7 +1,7 @@
 """``ocigpu-container-cli configure``: gives a container its GPUs, called as nvidia-container-cli is.
 
 By the vendor's prestart hook (with --pid), or by enroot and LXC in a mount namespace of their own (without).  The
-options are another way to ask for what variables ask for elsewhere; plan and provisioning are those of ocigpu-hook.
+options request what variables request elsewhere; plan and provisioning are those of ocigpu-hook.
 """
 
 import argparse

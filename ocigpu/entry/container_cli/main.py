@@ -91,7 +91,7 @@ def run_command(options: argparse.Namespace, debug_file: str = "") -> list[str]:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    # info and list only look; configure may keep what it has read, as the hook does
+    # info and list only read; configure may store what it has read, as the hook does
     settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""), keep=options.command == "configure")
     if options.root:
         settings = settings._replace(driver_root=os.path.abspath(options.root), simulation_root="")

@@ -29,7 +29,7 @@ Example: ocigpu-container-cli configure --ldconfig=@/sbin/ldconfig --device=all 
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of ours, which end with the exit status that nvidia-container-cli has for them."""
+    """argparse with our error messages and nvidia-container-cli's exit status."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see: {self.prog} --help")
@@ -131,7 +131,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add what list and configure have in common."""
+    """Add the options that list and configure share."""
     parser.add_argument("-d", "--device", metavar="ID", action="append", default=[], help="GPUs and MIG devices")
     parser.add_argument("--mig-config", metavar="ID", default="", help="MIG configuration capabilities (all)")
     parser.add_argument("--mig-monitor", metavar="ID", default="", help="MIG monitoring capabilities (all)")

@@ -16,9 +16,7 @@ def check(settings: Settings) -> tuple[Trouble, ...]:
     kfd = f"{roots.dev}/dev/kfd"
     if facts.kfd is None:
         fix = "modprobe amdgpu  # of a kernel with CONFIG_HSA_AMD, or AMD's own package"
-        found.append(
-            Trouble("error", "there is no KFD: ROCm works nowhere on this host", kfd, "not there", "a node", fix)
-        )
+        found.append(Trouble("error", "KFD is missing: ROCm cannot work on this host", kfd, "not there", "a node", fix))
     elif not facts.kfd.host_path:
         found.append(
             Trouble("error", "/dev/kfd is missing: ROCm cannot be used", kfd, "not there", "a node", MAKE_NODES)
@@ -32,7 +30,7 @@ def check(settings: Settings) -> tuple[Trouble, ...]:
         if not gpu.compute:
             text = f"GPU {index} ({gpu.address}) is not in KFD's topology: ROCm cannot use it"
             place = f"{roots.sys}/{TOPOLOGY}"
-            fix = "dmesg | grep -i kfd  # says why, or that ROCm does not know this model"
+            fix = "dmesg | grep -i kfd  # shows why, or that ROCm does not support this model"
             found.append(Trouble("warning", text, place, "no node of it", "one", fix))
     for function in facts.unbound:
         text = f"GPU {function.text} is not bound to amdgpu, but to {function.driver or 'no driver'}"

@@ -72,7 +72,7 @@ def select_devices(request: Request, facts: HostFacts) -> Selection:
         for gpu in found:
             if not nodes_of(gpu):
                 message = (
-                    f"GPU {gpu.index} ({gpu.uuid}) was asked for by {quoted(token)}: it has no nodes below /dev/dri"
+                    f"GPU {gpu.index} ({gpu.uuid}) was requested by {quoted(token)}: it has no nodes below /dev/dri"
                 )
                 raise HostError("OCIGPU-DEV-2", message)
             chosen[gpu.index] = gpu

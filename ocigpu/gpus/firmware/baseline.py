@@ -109,9 +109,9 @@ def compare_with_baseline(facts: FirmwareFacts, baseline: FirmwareBaseline) -> t
     for fact in sorted({*accepted, *facts.versions}):
         values, value = accepted.get(fact), facts.versions.get(fact, "")
         if values is None:
-            found.append(Deviation(facts.name, fact, value, (), "the baseline does not know of it"))
+            found.append(Deviation(facts.name, fact, value, (), "it is not in the baseline"))
         elif not value:
-            found.append(Deviation(facts.name, fact, "", values, "it does not tell"))
+            found.append(Deviation(facts.name, fact, "", values, "not reported"))
         elif value not in values and ANY not in values:
             found.append(Deviation(facts.name, fact, value, values, "not accepted"))
     return (*found, *_unhealthy(facts, baseline.limits, baseline.health.get(facts.key, ())))
@@ -119,7 +119,7 @@ def compare_with_baseline(facts: FirmwareFacts, baseline: FirmwareBaseline) -> t
 
 def _unhealthy(facts: FirmwareFacts, limits: Mapping[str, int], told: Iterable[str]) -> list[Deviation]:
     silent = sorted({*told} - facts.health.keys())
-    found = [Deviation(facts.name, name, "", (), "it does not tell any more") for name in silent]
+    found = [Deviation(facts.name, name, "", (), "no longer reported") for name in silent]
     for name, value in sorted(facts.health.items()):
         if name in FLAGS and value is not False:
             found.append(Deviation(facts.name, name, str(value), (), FLAGS[name]))
@@ -140,7 +140,7 @@ def compare_all(
     there = {facts.slot: facts for facts in components if facts.slot}
     for slot, serial in (serials or {}).items():
         if slot not in there:
-            found.append(Deviation(f"module {slot}", "serial", "", (serial,), "it does not tell"))
+            found.append(Deviation(f"module {slot}", "serial", "", (serial,), "not reported"))
         elif there[slot].serial != serial:
             found.append(Deviation(there[slot].name, "serial", there[slot].serial, (serial,), "another board"))
     return tuple(found)
@@ -208,7 +208,7 @@ def read_baseline(path: str, *, proposal: bool = False) -> FirmwareBaseline:
     if proposal:
         return signed
     if not signed.approved_by:
-        raise _error(f"{path} is a proposal: nobody has signed it off", "ocigpu firmware approve FILE --by NAME")
+        raise _error(f"{path} is a proposal: it is not signed off", "ocigpu firmware approve FILE --by NAME")
     if digest != _digest(signed):
         raise _error(f"{path} was changed after {quoted(signed.approved_by)} had signed it off")
     return signed
@@ -298,4 +298,4 @@ def check_text(value: Any, *, empty: bool = False) -> str:
     """Return a text of foreign origin; raises ValueError for one that no version, serial number or model looks like."""
     if (empty and value == "") or (isinstance(value, str) and _VALUE.fullmatch(value)):
         return str(value)
-    raise ValueError(f"{quoted(str(value), 60)} is no version, number or name")
+    raise ValueError(f"{quoted(str(value), 60)} is not a version, number or name")

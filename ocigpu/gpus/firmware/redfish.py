@@ -193,7 +193,7 @@ class Redfish:
     def _ask(self, method: str, path: str, port: int, body: bytes | None = None) -> dict[str, Any] | None:
         where = f"{self.host}:{port or self._port}{path}"
         if not _PATH.fullmatch(path.partition("?")[0]) or ".." in path:
-            raise _unlikely(where, f"{quoted(path, 60)} is no path of a resource")
+            raise _unlikely(where, f"{quoted(path, 60)} is not a path of a resource")
         self._requests += 1
         if self._requests > MAX_REQUESTS:
             raise _unlikely(where, f"more than {MAX_REQUESTS} requests")
@@ -327,7 +327,7 @@ def _find_tree(redfish: Redfish) -> _Tree:
             return _Tree(redfish, root, port, isinstance(expand, dict) and expand.get("NoLinks") is True)
     raise RedfishError(
         "OCIGPU-FW-1", f"board controller {redfish.netloc}: it has no {BASEBOARD}",
-        "PCIe cards and some makers' controllers tell nothing of GPUs: check in a virtual machine with the driver.",
+        "PCIe cards and some makers' controllers do not report GPUs: check in a virtual machine with the driver.",
     )  # fmt: skip
 
 
@@ -348,17 +348,17 @@ def _read_tree(tree: _Tree, measurements: bool) -> NodeFirmware:
         else:
             board[f"{kind.removeprefix('HGX_FW_')}_{number}"] = version
     if not gpus:
-        raise _unlikely(where, "it tells the firmware of no GPU")
+        raise _unlikely(where, "it reports no firmware of a GPU")
     if bad := [slot for slot in gpus if not 1 <= slot <= SLOTS]:
-        raise _unlikely(where, f"GPU_SXM_{bad[0]}: there is no such slot")
+        raise _unlikely(where, f"GPU_SXM_{bad[0]}: no such slot")
     facts = [_read_gpu(tree, slot, versions) for slot, versions in sorted(gpus.items())]
     serials = [one.serial for one in facts if one.serial]
     if twins := {one for one in serials if serials.count(one) > 1}:
         raise _unlikely(where, f"two GPUs have the serial number {twins.pop()}")
     if measurements:
         facts = list(_add_measurements(tree, facts))
-    notes = [f"{one.name} tells no {what}" for one in facts for what in _NEEDED if what not in one.versions]
-    notes += [f"{one.name} tells no serial number" for one in facts if not one.serial]
+    notes = [f"{one.name} reports no {what}" for one in facts for what in _NEEDED if what not in one.versions]
+    notes += [f"{one.name} reports no serial number" for one in facts if not one.serial]
     unmeasured = [one.name for one in facts if not any(fact.startswith(MEASUREMENT) for fact in one.versions)]
     notes += [f"{name} offers no measurements" for name in unmeasured if measurements]
     return NodeFirmware((*facts, FirmwareFacts(BOARD, 0, BOARD, versions=board)), tuple(notes))

@@ -34,7 +34,7 @@ def parse_measurements(data: bytes, nonce: bytes) -> dict[str, str]:
     if request[1:2] != b"\xe0" or answer[1:2] != b"\x60" or len(record) < length or len(rest) != rest_length:
         raise ValueError("measurements of an unknown form")
     if request[4:36] != nonce:
-        raise ValueError("measurements that were asked for by somebody else, or before")
+        raise ValueError("measurements of another or an earlier request")
     found: dict[str, str] = {}
     while record:
         if len(record) < 4:
@@ -74,7 +74,7 @@ def verify_measurements(data: bytes, chain: str) -> tuple[str, str]:
         for one, issuer in itertools.pairwise(found):
             one.verify_directly_issued_by(issuer)
             if not issuer.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-                raise ValueError("a certificate by one that is no authority's")
+                raise ValueError("a certificate whose issuer is not an authority")
         key: Any = found[0].public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
             raise ValueError("the key is none of P-384")
@@ -82,7 +82,7 @@ def verify_measurements(data: bytes, chain: str) -> tuple[str, str]:
     # the library's errors have no class of their own: InvalidVersion, DuplicateExtension and others are Exceptions
     except Exception as error:
         why = str(error) or "a certificate that its issuer has not signed"
-        raise ValueError(f"measurements with certificates that are no chain: {why}") from error
+        raise ValueError(f"measurements whose certificates form no chain: {why}") from error
     numbers = (int.from_bytes(data[-SIGNATURE:-48]), int.from_bytes(data[-48:]))
     try:
         key.verify(encode_dss_signature(*numbers), data[:-SIGNATURE], ec.ECDSA(hashes.SHA384()))

@@ -226,7 +226,7 @@ class _Discovery:
         if from_procfs:
             self.notes.append(f"{answer.problem}; GPUs come from procfs, without their architecture")
         elif answer.driver_version not in ("", facts.driver_version):
-            self.notes.append(f"NVML says driver {answer.driver_version}, the kernel module {facts.driver_version}")
+            self.notes.append(f"NVML reports driver {answer.driver_version}, the kernel module {facts.driver_version}")
         unreadable = [*self.driver.unreadable, *self.dev.unreadable][:MAX_NOTES_ON_PATHS]
         notes = (*self.notes, *facts.notes, *answer.notes, *reader.notes, *unreadable)
         return facts._replace(
@@ -241,7 +241,7 @@ class _Discovery:
         roots = self.roots
         if roots.stand_in and not os.path.isdir(roots.driver):
             hint = f"Make it: ocigpu sim create {roots.driver}; for real GPUs remove simulation.root from the settings."
-            return HostError("OCIGPU-HOST-1", f"no simulated host: simulation.root {roots.driver} is not there", hint)
+            return HostError("OCIGPU-HOST-1", f"no simulated host: simulation.root {roots.driver} does not exist", hint)
         from ocigpu.gpus.platforms import no_driver_to_load  # only where a start fails anyway
 
         if elsewhere := no_driver_to_load(roots):

@@ -19,7 +19,7 @@ _GPUS = TypeAdapter(list[GpuDetails])
 
 NOT_OFFERED = (
     "the GPU of a Jetson is not offered: it has no health to report, and every pod gets the same;"
-    " give it through CDI: ocigpu cdi generate --mode csv"
+    " use CDI: ocigpu cdi generate --mode csv"
 )
 
 

@@ -204,8 +204,8 @@ def plan_back(now: GpuLayout, before: GpuLayout, held: Mapping[str, str] | None 
 
 
 def _holders(gpu: GpuLayout, instances: Sequence[GpuInstance], held: Mapping[str, str], whole: bool = True) -> str:
-    names = [f"{held[uuid]} has {uuid}" for one in instances for uuid in one.uuids if uuid in held]
-    return "; ".join([*names, *([f"{held[gpu.uuid]} has it"] if whole and gpu.uuid in held else [])])
+    names = [f"{held[uuid]} uses {uuid}" for one in instances for uuid in one.uuids if uuid in held]
+    return "; ".join([*names, *([f"{held[gpu.uuid]} uses it"] if whole and gpu.uuid in held else [])])
 
 
 def _needs(gpu: GpuLayout, devices: Mapping[str, int]) -> tuple[list[GpuInstance], str]:
@@ -219,9 +219,9 @@ def _needs(gpu: GpuLayout, devices: Mapping[str, int]) -> tuple[list[GpuInstance
         match = _NAME.fullmatch(name)
         profile = by_name.get(match[2]) if match else None
         if profile is None or (match and match[1] and not 0 < int(match[1]) <= profile.slices):
-            return [], f"there is no profile {name!r}: it has {', '.join(by_name)}"
+            return [], f"no profile {name!r}: the GPU supports {', '.join(by_name)}"
         if count > gpu.slices * gpu.slices:  # compute instances of the smallest size in all GPU instances are fewer
-            return [], f"{count} of {name} are more than it can have"
+            return [], f"{count} of {name} are more than it can hold"
         sizes.setdefault(profile.id, []).extend([int(match[1] or profile.slices) if match else 0] * count)
     needs = []
     for id_, each in sizes.items():
@@ -287,7 +287,7 @@ def _why_no_fit(
     gpu: GpuLayout, needs: Sequence[GpuInstance], must: Sequence[GpuInstance], held: Mapping[str, str]
 ) -> str:
     if must and next(_place(gpu, needs, ()), None) is not None:
-        return f"it would fit, but not beside what is in use: {_holders(gpu, must, held)}"
+        return f"it would fit, but not beside the instances in use: {_holders(gpu, must, held)}"
     fitting: list[GpuInstance] = []
     for need in needs:
         if next(_place(gpu, [*fitting, need], ()), None) is not None:

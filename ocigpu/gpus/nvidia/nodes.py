@@ -175,7 +175,7 @@ def _compare_node(node: HostNode, tree: Tree) -> NodeChange:
     except FileNotFoundError:
         return NodeChange("make" if node.modify else "leave", path, number, "" if node.modify else "missing", node)
     except OSError as error:
-        raise HostError("OCIGPU-DEV-5", f"look at {path}: {error.strerror}") from error
+        raise HostError("OCIGPU-DEV-5", f"stat {path}: {error.strerror}") from error
     cause = ""
     if tree.stand_in and stat.S_ISREG(status.st_mode):  # stands for a node: its maker could make no real one
         return NodeChange("keep", path, number, "", node)
@@ -249,7 +249,7 @@ def _link_cause(link: str, path: str) -> str:
         return "missing"
     except OSError as error:
         if error.errno == errno.ENOTDIR:
-            raise HostError("OCIGPU-DEV-5", f"look at {link}: {error.strerror}") from error
+            raise HostError("OCIGPU-DEV-5", f"stat {link}: {error.strerror}") from error
         return "not a link"
     return "" if os.path.normpath(os.path.join(os.path.dirname(link), found)) == path else f"leads to {found}"
 

@@ -55,7 +55,7 @@ EXPLICIT_LIBRARIES = (
 def offer(options: "GenerateOptions", settings: "Settings") -> DeviceOffer:
     """Return the devices of the options' mode ("auto" is "nvml").
 
-    A GPU or MIG device that cannot be given is left out and named in ``skipped``, unless it was asked for by its id.
+    A GPU or MIG device that cannot be given is left out and named in ``skipped``, unless it was requested by its id.
     Raises HostError without a driver (but modes that need none), RequestError OCIGPU-DEV-1 for an id that is not there,
     CdiError OCIGPU-CDI-7.
     """

@@ -322,7 +322,7 @@ def _imex_nodes(facts: HostFacts, request: Request) -> "list[_Given]":
         if node is None:  # who makes a channel on the host decides which there are, not an image
             path = f"/dev/nvidia-caps-imex-channels/channel{channel}"
             raise HostError("OCIGPU-DEV-4", f"IMEX channel {channel}: the host has no node {path}", imex_hint(by_minor))
-        reason = f"IMEX channel {channel}, asked for by NVIDIA_IMEX_CHANNELS"
+        reason = f"IMEX channel {channel}, requested by NVIDIA_IMEX_CHANNELS"
         nodes.append((node, reason, (f"imex-channel={channel}",)))
     return nodes
 

@@ -66,7 +66,7 @@ def _select_all(request: Request, facts: HostFacts) -> Selection:
         notes.append(f"left out: {gpu_ranges(displays)}: for a display only")
     if notes:
         raise HostError(
-            "OCIGPU-DEV-2", f"{request.source}: no GPU of this host can be given; {'; '.join(notes)}", _hint(failed)
+            "OCIGPU-DEV-2", f"{request.source}: no GPU of this host is usable; {'; '.join(notes)}", _hint(failed)
         )
     raise HostError("OCIGPU-DEV-1", f"{request.source}: {_available(facts)}")
 
@@ -81,14 +81,14 @@ def _select_list(request: Request, facts: HostFacts) -> Selection:
         if gpu.error:
             raise HostError(
                 "OCIGPU-DEV-2",
-                f"{gpu.title} ({gpu.uuid}) was asked for by {quoted(token)}: {printable(gpu.error, 400)}",
+                f"{gpu.title} ({gpu.uuid}) was requested by {quoted(token)}: {printable(gpu.error, 400)}",
                 _hint([gpu]),
             )
         if mig is not None:
             if facts.source == "procfs" and len(gpu.mig_devices) > 1 and "/" not in token:
                 raise HostError(  # procfs orders them by instance, NVML does not
                     "OCIGPU-DEV-2",
-                    f"{quoted(token)} ({request.source}): NVML gave no answer, and only it knows which MIG device of"
+                    f"{quoted(token)} ({request.source}): NVML did not answer, and only it knows which MIG device of"
                     f" GPU {gpu.index} has this index",
                     f"Name it by its instances, as in MIG-{gpu.uuid}/{mig.gpu_instance}/{mig.compute_instance};"
                     " why NVML gave none: ocigpu list.",
@@ -96,9 +96,9 @@ def _select_list(request: Request, facts: HostFacts) -> Selection:
             if request.mig_config or request.mig_monitor:
                 raise RequestError(
                     "OCIGPU-REQ-1",
-                    f"{request.source}: {quoted(token)}: single MIG devices cannot be asked for together with "
+                    f"{request.source}: {quoted(token)}: single MIG devices cannot be requested together with "
                     + ("NVIDIA_MIG_CONFIG_DEVICES" if request.mig_config else "NVIDIA_MIG_MONITOR_DEVICES"),
-                    "Ask for the whole GPU, or remove the variable.",
+                    "Request the whole GPU, or remove the variable.",
                 )
             mig_devices.setdefault((gpu.index, mig.index), (gpu, mig))
         elif _is_whole(gpu, request):
@@ -106,11 +106,11 @@ def _select_list(request: Request, facts: HostFacts) -> Selection:
         elif gpu.mig_devices:
             for each in gpu.mig_devices:
                 mig_devices.setdefault((gpu.index, each.index), (gpu, each))
-            notes[f"GPU {gpu.index} has MIG enabled: given are its {len(gpu.mig_devices)} MIG devices"] = None
+            notes[f"GPU {gpu.index} has MIG enabled: the container gets its {len(gpu.mig_devices)} MIG devices"] = None
         else:
             raise HostError(
                 "OCIGPU-DEV-2",
-                f"GPU {gpu.index} ({gpu.uuid}) was asked for by {quoted(token)}: MIG is enabled, but there are no"
+                f"GPU {gpu.index} ({gpu.uuid}) was requested by {quoted(token)}: MIG is enabled, but there are no"
                 " MIG devices",
                 "Create MIG devices (nvidia-smi mig -cgi ... -C), or disable MIG on this GPU.",
             )

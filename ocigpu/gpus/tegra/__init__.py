@@ -28,8 +28,8 @@ def no_driver_on_tegra(roots: Roots) -> HostError | None:
     """
     if not Tree(roots.driver).find(RELEASE):
         return None
-    text = f"this is a Tegra system, and the lists in {CSV_DIRECTORY} name no device node that it has"
-    return HostError("OCIGPU-HOST-1", text, "Install L4T's package nvidia-l4t-init, which has the lists.")
+    text = f"this is a Tegra system, and the lists in {CSV_DIRECTORY} name none of its device nodes"
+    return HostError("OCIGPU-HOST-1", text, "Install L4T's package nvidia-l4t-init, which contains the lists.")
 
 
 VENDOR = Vendor(

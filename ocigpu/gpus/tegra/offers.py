@@ -75,7 +75,7 @@ def offer_listed(
         reasons = "; ".join(note.removesuffix("; passed over") for note in facts.notes)
         raise CdiError(
             "OCIGPU-CDI-7",
-            f"the CSV files give no device node of this host{': ' if reasons else ''}{reasons}",
+            f"the CSV files name no device node of this host{': ' if reasons else ''}{reasons}",
             "Mode csv is for Tegra systems; other lists: --csv.file FILE; any other host: --mode nvml",
         )
     gpus = answer.gpus if answer else ()

@@ -62,7 +62,7 @@ def read_holders(
     if scan.unreadable and not scan.holders:
         more = f"; and {len(scan.unreadable) - 3} more" if len(scan.unreadable) > 3 else ""
         what = "; ".join(scan.unreadable[:3]) + more
-        raise HostError("OCIGPU-VFIO-1", f"holders of GPU {bdf}: not everybody could be looked at: {what}")
+        raise HostError("OCIGPU-VFIO-1", f"holders of GPU {bdf}: some processes could not be inspected: {what}")
     return scan.holders
 
 
@@ -100,7 +100,7 @@ def claim(bdf: str, roots: Roots) -> Iterator[None]:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.EBUSY:
-            raise HostError("OCIGPU-VFIO-2", f"GPU {bdf}: somebody has {path} open") from error
+            raise HostError("OCIGPU-VFIO-2", f"GPU {bdf}: a process has {path} open") from error
         if error.errno not in (errno.ENOENT, errno.ENXIO, errno.ENODEV):  # ENXIO: a node of a simulated host
             raise
     try:

@@ -138,7 +138,7 @@ def settle(
             more = f"{serials[0].source} has serial {serial}, the board controller's slot {first.module_id} {there}"
             raise _error(f"GPU {bdf}: another board than before: {more}")
         if twin := found.get(first.module_id):
-            raise _error(f"GPUs {twin.bdf} and {bdf} are both said to be module {first.module_id}")
+            raise _error(f"GPUs {twin.bdf} and {bdf} both claim module {first.module_id}")
         found[first.module_id] = GpuModule(bdf, first.module_id, serial, tuple(one.source for one in said))
     return tuple(sorted(found.values()))
 
@@ -153,7 +153,7 @@ def read_pins(roots: Roots, bdfs: Iterable[str], bus: PciBus) -> Registers:
     for bdf in bdfs:
         try:
             if holders := read_holders(bdf, roots):
-                notes.append(f"pins of GPU {bdf} were not read: process {holders[0].pid} has it")
+                notes.append(f"pins of GPU {bdf} were not read: process {holders[0].pid} uses it")
                 continue
             device, subsystem = (int(bus.read(bdf, name) or "0", 16) for name in ("device", "subsystem_device"))
             if subsystem not in BOARDS.get(device, ()):
@@ -165,7 +165,7 @@ def read_pins(roots: Roots, bdfs: Iterable[str], bus: PciBus) -> Registers:
             notes.append(f"pins of GPU {bdf} were not read: {getattr(error, 'strerror', '') or error}")
             continue
         if number is None:
-            notes.append(f"pins of GPU {bdf} give no answer: the GPU hides its registers, or is off the bus")
+            notes.append(f"pins of GPU {bdf} do not answer: the GPU hides its registers, or is off the bus")
         else:
             readings.append(ModuleReading("pins", bdf, number))
     return Registers(tuple(readings), tuple(notes))
@@ -194,7 +194,7 @@ def read_table(path: str) -> tuple[ModuleReading, ...]:
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
             if why := why_untrusted(status.st_uid, status.st_mode) or why_replaceable(path):
-                raise _error(f"table {path} is not believed: {why}")
+                raise _error(f"table {path} is not trusted: {why}")
             document = json.loads(read_bounded(file, MAX_TABLE))
         if document["format"] != FORMAT:
             raise _error(f"table {path}: format {document['format']}, not {FORMAT}")

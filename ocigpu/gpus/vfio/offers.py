@@ -67,7 +67,7 @@ def offer_functions(facts: VfioFacts, options: GenerateOptions) -> DeviceOffer:
         given = [given[position] for position in select_ids(options.device_ids, ids, "VFIO device")]
     if not given:
         more = f"; and {len(skipped) - MAX_REASONS} more" if len(skipped) > MAX_REASONS else ""
-        why = "; ".join(skipped[:MAX_REASONS]) + more or f"there is no {what} on the PCI bus"
+        why = "; ".join(skipped[:MAX_REASONS]) + more or f"no {what} is on the PCI bus"
         hint = "Bind it and all of its IOMMU group, e.g.: driverctl set-override ADDRESS vfio-pci" if skipped else ""
         raise CdiError("OCIGPU-CDI-7", f"no {what} for virtual machines: {why}", hint)
     # both are written into each device, as NVIDIA's plugin does: some readers look at devices only
@@ -120,7 +120,7 @@ def _whole_groups(
         if missing:
             skipped.append(f"{what} {names} cannot be opened: the host has no {missing}")
         elif others and items[0].is_switch:  # a group goes to one machine, with the GPU
-            skipped.append(f"{what} {names} is given with the GPU {others[0].function.text}, by IOMMU group {number}")
+            skipped.append(f"{what} {names} is passed with the GPU {others[0].function.text}, by IOMMU group {number}")
         elif group.node:
             given.append(_Given(number, group.node, items))
     return given
@@ -145,5 +145,5 @@ def _notes(facts: VfioFacts, given: list[_Given], single: bool, switches: bool) 
             notes.append(f"devices {names} share IOMMU group {group}: they can only go to the same virtual machine")
     ready = [item for item in facts.candidates if item.is_switch and item.function.driver in VFIO_DRIVERS]
     if ready and not switches:
-        notes.append(f"NVSwitches that are bound to VFIO too: {len(ready)}; --class {SWITCHES} gives them")
+        notes.append(f"NVSwitches that are bound to VFIO too: {len(ready)}; --class {SWITCHES} selects them")
     return notes

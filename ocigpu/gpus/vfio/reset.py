@@ -393,7 +393,7 @@ def _save(bdf: str, bus: PciBus, recalled: dict[str, _Saved]) -> _Saved:
     known = [line.split()[0] for line in bus.read(bdf, "resource").splitlines()[:6]]
     if any(int(start, 16) for start in known) and not any(address >> 4 for address in _addresses(now)):
         hint = f"Let the kernel find it again: echo 1 > {bus.path(bdf, 'remove')}; echo 1 > {bus.sys}/bus/pci/rescan"
-        raise ResetError("OCIGPU-VFIO-4", f"reset GPU {bdf}: {bdf} has lost its addresses in a reset before", hint)
+        raise ResetError("OCIGPU-VFIO-4", f"reset GPU {bdf}: {bdf} lost its addresses in an earlier reset", hint)
     return now
 
 
@@ -460,7 +460,7 @@ def _see_start(plan: ResetPlan, bus: PciBus, scrub: bool) -> tuple[bool | None, 
     family = plan.family
     if family is None:
         if scrub:
-            raise _unseen(plan, f"how a GPU {plan.device:04x} tells that its memory is clear is not known")
+            raise _unseen(plan, f"it is unknown how a GPU {plan.device:04x} signals that its memory is clear")
         return None, None
     if family.boot is None and not _wait(bus, 2 * PATIENCE, lambda: not _is_walled(plan.bdf, bus)):
         raise _unseen(plan, "its firewall before BAR 0 did not go")

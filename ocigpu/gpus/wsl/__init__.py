@@ -43,7 +43,7 @@ def no_driver_on_wsl(roots: Roots) -> HostError | None:
     if not looks_like_wsl(roots):
         return None
     if Tree(roots.driver).find(f"{LIBRARIES}/{DXCORE}") and os.path.exists(f"{roots.dev}/dev/dxg"):
-        text = "this is WSL: its GPUs are Windows' (/dev/dxg), which only CDI specifications can give"
+        text = "this is WSL: its GPUs are Windows' (/dev/dxg), which only CDI specifications can provide"
         return HostError("OCIGPU-HOST-1", text, WAYS)
     text = f"this is WSL, without a GPU of Windows: there is no /dev/dxg or no {LIBRARIES}/{DXCORE}"
     return HostError("OCIGPU-HOST-1", text, WINDOWS)

@@ -24,8 +24,8 @@ FAILURES = (HTTP_ERROR, OSError, ConfigError, ValueError, RecursionError)
 HINTS = {
     0: "Is the API server reachable that KUBECONFIG or the service account names?",
     401: "The cluster does not accept the token: sign in again.",
-    403: "The account lacks this right: an administrator gives it, or use another account.",
-    409: "Somebody else has made or changed it: look at it, then try again.",
+    403: "The account lacks this right: have an administrator grant it, or use another account.",
+    409: "Another client created or changed it: check it, then try again.",
     422: "",  # the message names the field
 }
 """What to do about a status of HTTP; 0: no answer.  Others have the code's."""

@@ -67,7 +67,7 @@ def quantity(text: Any) -> Number:
     """Return a quantity; raises ValueError."""
     number = parse_quantity(text)
     if number is None:
-        raise ValueError(f"{text} is no quantity")
+        raise ValueError(f"{text} is not a quantity")
     return Number((number,))
 
 
@@ -76,7 +76,7 @@ def semver(text: Any) -> Number:
     core, _, rest = str(text).partition("-")
     parts = core.partition("+")[0].split(".")
     if len(parts) != 3 or not all(re.fullmatch("[0-9]{1,18}", part) for part in parts):
-        raise ValueError(f"{text} is no semantic version")
+        raise ValueError(f"{text} is not a semantic version")
     return Number((*map(int, parts), not rest, rest))
 
 

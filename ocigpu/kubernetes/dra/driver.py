@@ -152,7 +152,7 @@ class DraDriver(NodeProgram[DraReading]):
     def _step(self, now: float) -> None:
         self._serve(now)
         if self.signals.take_again():
-            self.log("info", "SIGHUP: everything is read anew")
+            self.log("info", "SIGHUP: reading everything again")
             self._read_due = 0.0
             if self.node:
                 self._offer_changed.set()

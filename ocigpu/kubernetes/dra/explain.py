@@ -40,7 +40,7 @@ def read_fit(cluster: ApiCluster, namespace: str, name: str) -> ClaimFit:
     claim = cluster.get_claim(namespace, name)
     if claim is None:
         raise HostError(
-            "OCIGPU-DRA-1", f"claim {namespace}/{name}: there is no such claim", "See: kubectl get resourceclaims -A"
+            "OCIGPU-DRA-1", f"claim {namespace}/{name}: no such claim", "See: kubectl get resourceclaims -A"
         )
     allocated = tuple(f"{each['driver']}/{each['pool']}/{each['device']}" for each in allocated_devices(claim))
     devices, notes = published_devices(cluster.list_objects("ResourceSlice", "resourceslices", spec=True))

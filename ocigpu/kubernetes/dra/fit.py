@@ -20,7 +20,7 @@ MAX_TRIES = 20_000
 """Devices that a search takes: a claim may ask for 32 of several hundred."""
 NAMED = 3
 """Devices that a line names."""
-JUDGED_ELSEWHERE = "cannot be judged here"
+JUDGED_ELSEWHERE = "cannot be evaluated here"
 _ATTRIBUTE = re.compile(r"""device\.(attributes|capacity)\[["']([^"']+)["']\]\.([A-Za-z_][A-Za-z0-9_]*)""")
 
 
@@ -76,7 +76,7 @@ def published_devices(slices: Iterable[Slice]) -> tuple[tuple[PublishedDevice, .
         current = [each for each in parts if each["pool"]["generation"] == newest]
         wanted = current[0]["pool"]["resourceSliceCount"]
         if len(current) != wanted:
-            notes.append(f"pool {pool} of {driver} is not whole: {len(current)} of {wanted} slices")
+            notes.append(f"pool {pool} of {driver} is incomplete: {len(current)} of {wanted} slices")
             continue
         counters = counter_sets(current)
         for each in current:
@@ -299,8 +299,8 @@ class _Search:
             return f"{len(free)} devices fit, but no {option.wanted} of them {by}"
         wanted = "all" if option.every else option.wanted
         if unjudged:
-            return f"{len(free)} devices fit, {wanted} wanted; {unjudged} {JUDGED_ELSEWHERE}"
-        return f"{len(free)} devices fit, {wanted} wanted"
+            return f"{len(free)} devices fit, {wanted} requested; {unjudged} {JUDGED_ELSEWHERE}"
+        return f"{len(free)} devices fit, {wanted} requested"
 
 
 def _unjudged(refusals: Sequence[DeviceRefusal]) -> int:
@@ -356,7 +356,7 @@ def why_not(expression: str, device: PublishedDevice) -> str:
 def _value_text(device: PublishedDevice, kind: str, domain: str, name: str) -> str:
     value = device.value(kind, domain, name)
     if value is None:
-        return f"{name} is not there"
+        return f"{name} is missing"
     return f"{name} is {value!r}" if kind == "attributes" else f"{name} is {value}"
 
 

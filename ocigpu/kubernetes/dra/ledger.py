@@ -65,7 +65,7 @@ def consumed_capacity(device: Mapping[str, Any], driver: str, wanted: Mapping[st
         shared = bool(device.get("allowMultipleAllocations"))
         part = _by_policy(wants, policy, whole) if shared and policy else wants
         if part is None or part > whole:
-            return f"{_short(name, driver)}: {asked.get(name, 'too much')} requested, {content.get('value')} is there"
+            return f"{_short(name, driver)}: {asked.get(name, 'too much')} requested, {content.get('value')} available"
         taken[name] = part
     return taken
 

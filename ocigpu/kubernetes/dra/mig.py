@@ -49,7 +49,7 @@ def _check_free(gpu: GpuLayout, devices: Sequence[DraDevice]) -> None:
         taken = range(one.start, one.start + gpu.profile(one.profile).size)
         for device in devices:
             if not set(device.memory).isdisjoint(taken):
-                text = f"{device.name}: {gpu.name_of(one)} at {one.start} is in its place, which was made for no claim"
+                text = f"{device.name}: {gpu.name_of(one)} at {one.start} is in its place and belongs to no claim"
                 raise HostError("OCIGPU-DRA-4", text, "See: ocigpu mig export")
 
 

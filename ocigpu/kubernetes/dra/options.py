@@ -93,9 +93,11 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> DraOp
     if options.passthrough and options.lease_journal:
         raise _wrong("--passthrough", "with --lease-journal GPUs are VFIO's all the time")
     if options.driver_name not in ("", DRA_DRIVER) and options.lease_journal:
-        raise _wrong("--driver-name", f"with --lease-journal it is {DRA_DRIVER}: the agent knows claims' pods by it")
+        raise _wrong(
+            "--driver-name", f"with --lease-journal it is {DRA_DRIVER}: the agent recognizes claims' pods by it"
+        )
     if options.pod_uid and not re.fullmatch(r"[0-9a-zA-Z-]{1,63}", options.pod_uid):
-        raise _wrong("--pod-uid", f"{quoted(options.pod_uid)} is no uid")
+        raise _wrong("--pod-uid", f"{quoted(options.pod_uid)} is not a uid")
     return options
 
 

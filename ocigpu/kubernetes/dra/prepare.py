@@ -53,7 +53,7 @@ def find_facts(view: NodeView | None, uuid: str) -> HostFacts | None:
     if any(gpu.uuid == uuid for gpu in facts.gpus):
         return facts
     if all(gpu.error for gpu in facts.gpus) and os.path.isdir(f"{find_roots(view.settings).proc}/driver/nvidia"):
-        raise HostError("OCIGPU-DRA-3", f"GPU {uuid}: its driver is there and tells of no GPU that works", "")
+        raise HostError("OCIGPU-DRA-3", f"GPU {uuid}: its driver is loaded but reports no working GPU", "")
     return None
 
 
@@ -284,7 +284,7 @@ class Preparer:
 
     def _path(self, claim: ClaimRef, family: str) -> str:
         if not claim.uid or not all(letter.isalnum() or letter == "-" for letter in claim.uid):
-            raise claim_error(claim, "its uid is no file name", "")
+            raise claim_error(claim, "its uid is not a file name", "")
         return spec_path(self.place.cdi, self.place.driver, claim.uid, family)
 
     def _write_spec(self, record: ClaimRecord, arguments: dict[str, str], view: NodeView) -> None:
@@ -303,7 +303,7 @@ class Preparer:
             if record is None:
                 return
             self._undo(records, record)
-            self._log("info", f"claim {claim}: given back", claim=claim.uid)
+            self._log("info", f"claim {claim}: unprepared", claim=claim.uid)
 
     def _undo(self, records: Records, record: ClaimRecord) -> None:
         """Undo the steps of a claim, the last one first, and forget it."""

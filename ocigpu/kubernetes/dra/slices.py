@@ -173,7 +173,7 @@ def _without(entry: Mapping[str, Any], name: str) -> dict[str, Any]:
 def check_device(device: DraDevice) -> tuple[str, ...]:
     """Return what the API server would refuse in a device, each with the field."""
     where = f"device {device.name}"
-    problems = [] if _LABEL.fullmatch(device.name) else [f"{where}: name is no DNS label"]
+    problems = [] if _LABEL.fullmatch(device.name) else [f"{where}: name is not a DNS label"]
     if len(device.attributes) + len(device.capacity) > MAX_ATTRIBUTES:
         count = len(device.attributes) + len(device.capacity)
         problems.append(f"{where}: {count} attributes and capacities, {MAX_ATTRIBUTES} are allowed")
@@ -182,7 +182,7 @@ def check_device(device: DraDevice) -> tuple[str, ...]:
             f"{where}: attribute {quoted(name)}: {text}" for text in (*_name_problems(name), *_problems(value))
         ]
     for name, text in device.capacity.items():
-        wrong = [] if parse_quantity(text) is not None else [f"{quoted(text)} is no quantity"]
+        wrong = [] if parse_quantity(text) is not None else [f"{quoted(text)} is not a quantity"]
         problems += [f"{where}: capacity {quoted(name)}: {each}" for each in (*_name_problems(name), *wrong)]
     return (
         *problems,
@@ -210,18 +210,18 @@ def _name_problems(name: str) -> list[str]:
     if len(identifier) > MAX_NAME:
         found.append(f"its name has {len(identifier)} characters, {MAX_NAME} are allowed")
     elif not _IDENTIFIER.fullmatch(identifier):
-        found.append("its name is no C identifier")
+        found.append("its name is not a C identifier")
     return found
 
 
 def _problems(value: Mapping[str, Any]) -> list[str]:
     if len(value) != 1:
-        return ["it has not exactly one value"]
+        return ["it does not have exactly one value"]
     ((kind, content),) = value.items()
     if kind in ("string", "version") and len(str(content)) > MAX_TEXT:
         return [f"{kind} of {len(str(content))} characters, {MAX_TEXT} are allowed"]
     if kind == "version" and not _SEMVER.fullmatch(str(content)):
-        return [f"{quoted(str(content))} is no semantic version"]
+        return [f"{quoted(str(content))} is not a semantic version"]
     return []
 
 

@@ -127,9 +127,7 @@ class DraServer:
         )
 
     def _notified(self, request: Any, _context: Any) -> Any:
-        self.refusal = (
-            "" if request.plugin_registered else printable(request.error, 300) or "for no reason that it said"
-        )
+        self.refusal = "" if request.plugin_registered else printable(request.error, 300) or "without a reason"
         if request.plugin_registered:
             self._log.once("registration", "info", f"{self.driver}: registered with the kubelet")
         else:

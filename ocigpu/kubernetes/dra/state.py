@@ -115,7 +115,7 @@ class ClaimStore:
         except UNUSABLE:
             return {}, self._set_aside(self.path) if aside else f"{self.path} is not understood"
         if boot != self.boot():
-            return {}, f"the machine was started since: {len(records)} claims of before are no longer prepared"
+            return {}, f"the machine was restarted: {len(records)} earlier claims are no longer prepared"
         return records, ""
 
     def prepared(self) -> tuple[ClaimRecord, ...]:
@@ -146,7 +146,7 @@ class ClaimStore:
             os.rename(path, f"{path}.bad")
         except OSError as error:
             raise state_error(path, f"not understood, and not to be moved away: {error.strerror}") from error
-        return f"{path} is not understood: moved to {path}.bad; claims are prepared again as the kubelet asks for them"
+        return f"{path} cannot be parsed: moved to {path}.bad; claims are prepared again when the kubelet requests them"
 
     def write(self, records: Records) -> None:
         """Write the claims down; the disk has them when this returns."""

@@ -97,7 +97,11 @@ class GrpcFabric(RestorableFabric):
             status = told.get(STATUS_KEY, "")
             return FabricError(code, details, status=int(status) if re.fullmatch(r"-?[0-9]{1,4}", status) else 0)
         away = error.code() in AWAY
-        hint = "Nobody listens there, or we are not allowed: see the log of ocigpu fabric serve." if away else None
+        hint = (
+            "No service listens there, or this client is not allowed: see the log of ocigpu fabric serve."
+            if away
+            else None
+        )
         return FabricError(
             "OCIGPU-FAB-2" if away else "OCIGPU-FAB-8", f"{what}: {PREFIX}{self.address}: {details}", hint
         )

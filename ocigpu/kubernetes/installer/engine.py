@@ -58,7 +58,7 @@ class HostEngine:
         ]
         if len(found) > 1:
             shown = ", ".join(f"{daemon.engine} {daemon.config}".strip() for daemon in found)
-            hint = "Say which: --engine, --engine-config"
+            hint = "Name one: --engine, --engine-config"
             raise install_error(f"{len(found)} engines run on this node: {shown}", hint)
         return self._read_process(found[0]) if found else None
 
@@ -104,7 +104,7 @@ class HostEngine:
             if not status.running:
                 continue
             if broken := [problem for problem in status.problems if not problem.startswith("runtime ")]:
-                raise install_error(f"{status.engine}: {broken[0]}", "Mend the engine's configuration.")
+                raise install_error(f"{status.engine}: {broken[0]}", "Correct the engine's configuration.")
             for entry in status.runtimes:
                 if entry.name == name and entry.path not in ("", runtime):
                     hint = f"Remove it first (ocigpu engine remove {status.engine}), or give another name: --name NAME"
@@ -138,7 +138,7 @@ class HostEngine:
         if how == "systemd":
             if not running.unit:
                 raise install_error(
-                    f"no systemd unit has {running.daemon.engine}'s process",
+                    f"no systemd unit owns {running.daemon.engine}'s process",
                     "Give --restart signal (chart: nodeInstaller.args).",
                 )
             if running.daemon.engine == "containerd":  # its shims live in its own cgroup, conmon's containers do not
@@ -163,7 +163,7 @@ class HostEngine:
             if time.monotonic() > end:
                 raise install_error(
                     f"{running.daemon.engine} was not back {self.seconds:.0f} s after its restart",
-                    "Look at its log on the node: journalctl -u " + (running.unit or running.daemon.engine),
+                    "See its log on the node: journalctl -u " + (running.unit or running.daemon.engine),
                 )
             time.sleep(_POLL)
 

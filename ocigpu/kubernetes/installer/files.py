@@ -120,7 +120,7 @@ class HostFiles:
             status = os.fstat(fd)
         if why := why_untrusted(status.st_uid, status.st_mode):
             raise install_error(
-                f"{self.prefix}{below} below {self.host_root}: {why}", "Remove it, or let root have it."
+                f"{self.prefix}{below} below {self.host_root}: {why}", "Remove it, or make root its owner."
             )
 
     def _forget_caches(self) -> None:

@@ -1,6 +1,6 @@
 """``ocigpu node-labels``: the labels of this node, once or again and again.
 
-Labels stay while the driver gives no answer and while the program is restarted: pods that wait for such a node need
+Labels stay while the driver does not answer and while the program is restarted: pods that wait for such a node need
 them.  (NVIDIA's program removes them whenever it ends.)
 
 They are written to a file of node feature discovery, its NodeFeature resource, or the node itself.  A NodeFeature
@@ -226,10 +226,10 @@ def read_surroundings(sys: str, machine_type_file: str, timestamp: int | None) -
 
 def _silence(node: KubernetesNode, around: Surroundings) -> str:
     if not node.source and around.pci_classes:
-        return node.inventory.reason or "the driver gives no answer"
+        return node.inventory.reason or "the driver does not answer"
     if node.source == "nvml" and node.facts.gpus:
         silent = load_vendor(node.facts.vendor).find_silence(node.facts)
-        return node.hardware.problem or ("NVML gives no answer" if silent else "")
+        return node.hardware.problem or ("NVML does not answer" if silent else "")
     return ""
 
 

@@ -186,7 +186,7 @@ class LeaseGate:
         own = {gpu: each for gpu, each in self.journal.refresh().items() if each.lease_set == name}
         over = {gpu: LeaseEvent(LeaseEventKind.POD_OVER, each.generation, text=name) for gpu, each in own.items()}
         if over:
-            self.journal.tell(over, f"{name} given back")
+            self.journal.tell(over, f"{name} returned")
 
     def _find_sets(self, gpus: tuple[str, ...]) -> tuple[list[tuple[int, ...]], str]:
         """Return the physical ids of the partitions, none without a fabric, and what that costs.
@@ -198,13 +198,13 @@ class LeaseGate:
         modules = self._modules()
         unknown = [gpu for gpu in gpus if gpu not in modules]
         if unknown:
-            raise HostError("OCIGPU-LEASE-2", f"GPU {unknown[0]} cannot be given: its module id is not known")
+            raise HostError("OCIGPU-LEASE-2", f"GPU {unknown[0]} cannot be assigned: its module id is unknown")
         partitions, ids = self._fabric.list_partitions(), [modules[gpu] for gpu in gpus]
         if len(ids) in sizes(partitions):
             return [must_find(partitions, ids).physical_ids], ""
         if not self._unlinked:
             there = show_sizes(partitions)
-            text = f"{len(ids)} GPUs are no partition of this board, its sizes are {there}; --unlinked-sets gives them:"
+            text = f"{len(ids)} GPUs are not a partition of this board (sizes: {there}); --unlinked-sets assigns them:"
             raise FabricError("OCIGPU-FAB-4", f"{text} {UNLINKED}")
         free = {modules.get(gpu, 0) for gpu, each in self.journal.leases.items() if each.phase is Phase.FREE}
         cost = f"{UNLINKED}; free sets {show_cost(partitions, free | set(ids), ids) or 'as before'}"
@@ -214,13 +214,13 @@ class LeaseGate:
         for gpu in gpus:
             if pids := tuple(self._holders(gpu)):
                 self.journal.tell({gpu: LeaseEvent(LeaseEventKind.HOLDERS, pids=pids)})
-                raise HostError("OCIGPU-LEASE-2", f"GPU {gpu} cannot be given: process {pids[0]} has it open")
+                raise HostError("OCIGPU-LEASE-2", f"GPU {gpu} cannot be assigned: process {pids[0]} has it open")
 
     def _check_free(self, gpus: tuple[str, ...], leases: Mapping[str, Lease], name: str) -> list[Lease]:
         """Return the leases, all Free, or all Reserved for this very request."""
         for gpu in gpus:
             if why := why_withheld(leases.get(gpu), self.journal.boot):
-                raise HostError("OCIGPU-LEASE-2", f"GPU {gpu} cannot be given: {why}")
+                raise HostError("OCIGPU-LEASE-2", f"GPU {gpu} cannot be assigned: {why}")
         known = [leases[gpu] for gpu in gpus]
         if not is_repeated(known, name):
             check_reservable(known)
@@ -250,7 +250,7 @@ class LeaseGate:
                     lease = leases.get(gpu)
                     if gpu not in gpus and (lease is None or lease.phase not in _LEFT):
                         what = f"its partition overlaps the active one of GPU {gpu or number}"
-                        raise HostError("OCIGPU-LEASE-2", f"GPU {gpus[0]} cannot be given: {what}")
+                        raise HostError("OCIGPU-LEASE-2", f"GPU {gpus[0]} cannot be assigned: {what}")
                 self._fabric.deactivate(one.physical_ids)
             if isinstance(self._fabric, KeptFabric):
                 lease = leases[gpus[0]]
@@ -280,7 +280,7 @@ def _check_groups(gpus: Collection[str], groups: Iterable[GroupMembers]) -> None
         if group.switches or left:
             why = f"it goes only with GPU {', '.join(left)}, which shares its IOMMU group" if left else ""
             first = next((gpu for gpu in group.gpus if gpu in gpus), gpus and min(gpus))
-            raise HostError("OCIGPU-LEASE-2", f"GPU {first} cannot be given: {why or _with_switch(group)}")
+            raise HostError("OCIGPU-LEASE-2", f"GPU {first} cannot be assigned: {why or _with_switch(group)}")
 
 
 _LEFT = (Phase.FREE, Phase.CHECKING, Phase.MAINTENANCE)

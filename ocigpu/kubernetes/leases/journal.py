@@ -96,7 +96,7 @@ class LeaseJournal:
             raise self._cannot("open", error) from error
         if why:  # whoever writes it says which GPUs are free
             os.close(self._fd)
-            words = f"the lease journal {quoted(directory)} is not believed: {why}"
+            words = f"the lease journal {quoted(directory)} is not trusted: {why}"
             hint = (
                 "Find out who has written it; then move it away and delete this node's GPULeases: "
                 "all GPUs are checked, and a new one begins."

@@ -257,7 +257,7 @@ def check_reservable(leases: Iterable[Lease]) -> None:
     """Raise HostError (OCIGPU-LEASE-2) unless all are Free; says which one is not, where it is, and why."""
     for lease in leases:
         if lease.phase is not Phase.FREE:
-            raise HostError("OCIGPU-LEASE-2", f"GPU {lease.gpu} cannot be given: {describe(lease)}")
+            raise HostError("OCIGPU-LEASE-2", f"GPU {lease.gpu} cannot be assigned: {describe(lease)}")
 
 
 def describe(lease: Lease) -> str:

@@ -103,7 +103,7 @@ def run_check(program: str, gpu: str) -> Sequence[str]:
     lines = [line for line in finished.output.splitlines() if line.strip()]
     if finished.status != 1 or not lines:
         said = (finished.complaint or finished.output).strip() or "nothing"
-        raise HostError("OCIGPU-LEASE-4", f"check GPU {gpu} by {program}: status {finished.status}, it says {said}")
+        raise HostError("OCIGPU-LEASE-4", f"check GPU {gpu} by {program}: status {finished.status}, output: {said}")
     return lines
 
 

@@ -126,7 +126,7 @@ def notices_between(before: Lease, lease: Lease) -> tuple[Notice, ...]:
         elif lease.reason == "PartitionFailed":
             found.append(("FabricBroken", describe(lease), True))
     if lease.failures and not before.failures:
-        found.append(("CheckFailed", f"it is tried again: {lease.detail}", True))
+        found.append(("CheckFailed", f"retrying: {lease.detail}", True))
     if lease.sick and lease.sick != before.sick and lease.phase is not Phase.QUARANTINED:
         reason = "FabricBroken" if lease.sick_reason == "PartitionLost" else "DeviceUnhealthy"
         found.append((reason, f"it will be quarantined after its tenant: {lease.sick}", True))

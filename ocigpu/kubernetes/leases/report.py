@@ -213,7 +213,7 @@ class LeaseReporter:
                     continue
                 if may_pass(status):
                     raise
-                self._log("warning", f"event {notice.reason} of GPU {notice.gpu}: {error.message}; it is given up")
+                self._log("warning", f"event {notice.reason} of GPU {notice.gpu}: {error.message}; giving up")
 
     def _write_one(self, lease: Lease, now: float) -> None:
         name = lease_name(self._node, lease.gpu)

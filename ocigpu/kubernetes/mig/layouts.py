@@ -90,7 +90,7 @@ class Layouts(NamedTuple):
         if name not in self.by_name:
             known = ", ".join(map(printable, self.by_name))
             what = f"no layout {quoted(name)}" if name else "several layouts, and none is named"
-            raise SettingsError("OCIGPU-MIG-1", f"{self.where}: {what}; there are {known}")
+            raise SettingsError("OCIGPU-MIG-1", f"{self.where}: {what}; known: {known}")
         return self.by_name[name]
 
     def to_document(self) -> dict[str, Any]:
@@ -306,7 +306,7 @@ class Checkpoint(_Part):
             users = held()
             known = {gpu.uuid for gpu in gpus}
             if missing := [uuid for uuid in was if uuid not in known]:
-                raise SettingsError("OCIGPU-MIG-1", f"the checkpoint is of GPUs that are not here: {missing[0]}")
+                raise SettingsError("OCIGPU-MIG-1", f"the checkpoint is of GPUs that this host lacks: {missing[0]}")
             return [_change(gpu, was[gpu.uuid], users) for gpu in gpus if gpu.uuid in was]
 
         return plan

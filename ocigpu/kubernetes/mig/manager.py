@@ -153,8 +153,8 @@ class MigManager:
         if self._options.pods == "refuse" and users:
             problems = _problems(self._ask("plan", name, layouts))
             if hit := _named(users, problems):
-                raise StateError("failed", f"pods have what would be destroyed: {_listed(hit)}{_claims(problems)}")
-            if _claims(problems):  # of a pod that has just ended, or is not there yet
+                raise StateError("failed", f"pods use what would be destroyed: {_listed(hit)}{_claims(problems)}")
+            if _claims(problems):  # of a pod that has just ended, or does not exist yet
                 raise StateError("failed", problems)
         paused = self._pause()
         if self._options.pods != "ignore":
@@ -195,11 +195,11 @@ class MigManager:
         journal["services"] = sorted({*journal["services"], *self._host.running(self._options.services)})
         paused = dict.fromkeys(labels, PAUSED)
         self._node.patch({**paused, STATE: "pending"}, {JOURNAL: json.dumps(journal), REASON: None})
-        self._log("info", f"paused: {', '.join([*labels, *journal['services']]) or 'nobody'}")
+        self._log("info", f"paused: {', '.join([*labels, *journal['services']]) or 'none'}")
         self._host.switch("stop", journal["services"])
         left = self._until(self._options.client_seconds, lambda: self._clients(labels))
         if left:
-            raise StateError("failed", f"clients that are paused are still there: {_listed(left)}")
+            raise StateError("failed", f"paused clients are still running: {_listed(left)}")
         return labels
 
     def _problems_of_others(self, name: str, layouts: str, labels: Collection[str]) -> str:

@@ -203,7 +203,7 @@ class Supervisor:
             resource = DOMAIN + os.path.basename(path)
             directories = mps_directories(self._root, resource)
             if resource not in wanted and (os.path.ismount(directories.shm) or os.path.lexists(directories.ready)):
-                self._log("warning", f"{resource}: left over and not shared any more: removed", resource=resource)
+                self._log("warning", f"{resource}: no longer shared: removed", resource=resource)
                 job = Job(resource, find_program(facts), directories, others, (), self._shm_size, facts)
                 ControlDaemon(job, self._log, self._times).take_back()
 
@@ -214,7 +214,7 @@ class Supervisor:
             self._log.once(f"{job.resource} more", "error", f"{error.code}: {job.resource}: {error.message}")
             return
         if added:
-            self._log("info", f"{job.resource}: MPS also has {', '.join(added)}", resource=job.resource)
+            self._log("info", f"{job.resource}: MPS now also shares {', '.join(added)}", resource=job.resource)
 
     def _keep(self, resource: str, keeper: MpsKeeper, signals: Signals) -> None:
         now = time.monotonic()
@@ -230,7 +230,7 @@ class Supervisor:
             except HostError as error:
                 keeper.failed(time.monotonic())
                 self._ask_at = keeper.retry.due - LOOK  # a GPU that was lost must not keep the others waiting
-                self._log.once(resource, "error", f"{error.code}: {resource}: {error.message}; it is tried again")
+                self._log.once(resource, "error", f"{error.code}: {resource}: {error.message}; retrying")
                 return
             keeper.since = time.monotonic()
             self._log.forget(resource)

@@ -115,7 +115,7 @@ def _check_schema(data: Mapping[str, Any], where: str) -> None:
     if "kind" in data and "apiVersion" in data:
         parts = data.get("data")
         names = ", ".join(quoted(str(name)) for name in parts) if isinstance(parts, Mapping) and parts else "data"
-        text = f"it is a Kubernetes object ({printable(str(data['kind']), 60)}), and no configuration"
+        text = f"it is a Kubernetes object ({printable(str(data['kind']), 60)}), not a configuration"
         raise option_error(where, text, f"The configuration is the text below one key of a ConfigMap: {names}")
     if data and not any(key in SHAPE or _suggestion(str(key), "") for key in data):
         names = ", ".join(quoted(str(key)) for key in list(data)[:MAX_SHOWN])
@@ -284,7 +284,7 @@ def _check(options: PluginOptions, sharing: Sharing, where: str) -> list[str]:
         raise option_error(
             "deviceDiscoveryStrategy",
             "tegra is refused: an integrated GPU has no UUID and no health to report, and every pod gets the same",
-            "Give it through CDI: ocigpu cdi generate --mode csv",
+            "Use CDI: ocigpu cdi generate --mode csv",
         )
     for flag, values, known in (
         ("--cdi-disable-hooks", options.cdi_disable_hooks, (*HOOK_NAMES, "all")),

@@ -236,7 +236,7 @@ def _share(
         own, parts = left.get(name, []), shared.get(name, [])
         count = len(own) + sum(replicas for _, replicas in parts)
         if count > MAX_DEVICES:
-            notes.append(f"{name} left out: {count} devices, and a kubelet can be told of {MAX_DEVICES}")
+            notes.append(f"{name} left out: {count} devices, a kubelet accepts {MAX_DEVICES}")
         elif count:
             merged[name] = [*own, *(one for device, replicas in parts for one in _replicas(device, replicas))]
     return merged
@@ -261,7 +261,7 @@ def _chosen(entry: Shared, devices: Sequence[PluginDevice], notes: list[str]) ->
     for reference in entry.devices:
         matching = [device for device in devices if _is_called(device, reference)]
         if not matching:
-            notes.append(f"{entry.name}: device {reference} is to be shared, this node has no such one")
+            notes.append(f"{entry.name}: device {reference} is to be shared, but this node does not have it")
         chosen.extend(matching)
     return list(dict.fromkeys(chosen))
 

@@ -65,7 +65,7 @@ class EventWatcher:
         news = _parse(lines)
         problem = ""
         if news.nonsense or len(self._stream.unfinished) > MAX_LINE:
-            problem = "says what means nothing"
+            problem = "sent an unknown message"
         elif ended:
             problem = "ended"
         elif now - self._heard > SILENCE:
@@ -84,7 +84,7 @@ class EventWatcher:
 
     def _fail(self, now: float, what: str) -> str:
         self._stream.close()
-        return f"the process that waits for XIDs {what}: it is started again in {self._retry.failed(now):g} s"
+        return f"the process that waits for XIDs {what}: restarting it in {self._retry.failed(now):g} s"
 
     def close(self) -> None:
         """Watch nothing any more."""
@@ -180,5 +180,5 @@ class NodeProgram(Generic[A]):
         for event in news.events:
             found = self.monitor.record_event(event, inventory, now)
             what = f"XID {event.xid} of {event.gpu or 'an unknown GPU'}"
-            self.log("warning" if found else "info", what if found else f"{what} means nothing for its health")
+            self.log("warning" if found else "info", what if found else f"{what} does not affect its health")
         return bool(news.events)

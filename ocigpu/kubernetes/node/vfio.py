@@ -45,7 +45,7 @@ def make_vfio_inventory(
         notes.update(dict.fromkeys((*offered.notes, *offered.skipped)))
         devices = tuple(_device(device, part, numa or {}) for device in offered.devices)
         resources.append(Resource(f"{DOMAIN}{name}", devices, "vfio"))
-    reason = "" if resources else "; ".join(notes) or "there is no GPU on the PCI bus"
+    reason = "" if resources else "; ".join(notes) or "no GPU is on the PCI bus"
     return Inventory(tuple(resources), tuple(notes), reason)
 
 

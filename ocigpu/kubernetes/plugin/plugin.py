@@ -131,7 +131,7 @@ class DevicePlugin(NodeProgram[Reading]):
     def _look_at_file(self) -> None:
         changed = self._file.has_changed()
         if self.signals.take_again():
-            self.log("info", "SIGHUP: everything is read anew")
+            self.log("info", "SIGHUP: reading everything again")
             if self._configure():
                 for served in self.served.values():
                     served.server.stop()
@@ -244,7 +244,9 @@ class DevicePlugin(NodeProgram[Reading]):
         server = served.server
         if server.running and not server.owns_socket():
             taken = bool(identity(server.path))
-            self.log("warning", f"{server.path} was {'taken by another program' if taken else 'removed'}: serving anew")
+            self.log(
+                "warning", f"{server.path} was {'taken by another program' if taken else 'removed'}: serving again"
+            )
             server.stop()
             served.retry.due = now + LONGEST_RETRY if taken else now
         if not server.running:
@@ -256,7 +258,7 @@ class DevicePlugin(NodeProgram[Reading]):
                 return
         if self.kubelet:
             if not server.is_followed and served.registration.holds(now):
-                cause = "it ended, or another plugin has this resource"
+                cause = "it ended, or another plugin serves this resource"
                 served.registration.renew(now, f"the kubelet no longer listens ({cause})")
             served.registration.step(now, identity(self.kubelet))
 
@@ -271,7 +273,7 @@ class DevicePlugin(NodeProgram[Reading]):
                 self._missing |= {name}
                 continue
             served.server.break_off()
-            cause = "another plugin has or had this resource"
+            cause = "another plugin serves or served this resource"
             served.registration.renew(now, f"the kubelet does not have these devices ({cause})")
 
     def _start(self, served: Served, now: float) -> bool:

@@ -149,7 +149,9 @@ class ResourceServer:
             if offer.gate and (cost := offer.gate.reserve(wanted_devices)):
                 self._log("warning", f"{self.name}: {', '.join(ids)}: {cost}", resource=self.name)
             responses.append(response)
-            self._log("info", f"{self.name}: given to a container: {', '.join(ids)}", resource=self.name, devices=ids)
+            self._log(
+                "info", f"{self.name}: allocated to a container: {', '.join(ids)}", resource=self.name, devices=ids
+            )
         return pb.AllocateResponse(container_responses=responses)
 
     def _pre_start(self, offer: Offer, request: Any) -> pb.PreStartContainerResponse:

@@ -86,7 +86,7 @@ def set_mode(transaction: Transaction, action: Mode) -> None:
         if old == action.mode:
             return
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            reason = "it is no file or directory"
+            reason = "it is neither a file nor a directory"
         elif not transaction.is_own(fd):
             reason = "it is mounted from elsewhere"
         else:

@@ -62,7 +62,7 @@ def _refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
         kept = keep_file(at, transaction.supplies.backup_fd, MAX_LD_CACHE)
         if kept is None:
             size = f"{MAX_LD_CACHE >> 20} MiB"
-            text = f"{LD_CACHE} of the image is no regular file of at most {size} and was left alone"
+            text = f"{LD_CACHE} of the image is not a regular file of at most {size} and was left alone"
             transaction.notes.append(text)
             stop_ldconfig(transaction)  # nobody has to wait for it
             return

@@ -103,7 +103,7 @@ class ClusterClient:
                 return None
             raise Refusal("crd_version", f"the cluster serves no tenancies of {GROUP}/{VERSION}") from error
         if not (found.get("metadata") or {}).get("uid"):  # something in between: nobody can say whose the name is
-            raise ClusterError(0, f"tenancy {name}: the answer is no tenancy")
+            raise ClusterError(0, f"tenancy {name}: the answer is not a tenancy")
         return found
 
     async def get(self, kind: str, name: str, namespace: str = "") -> Mapping[str, Any] | None:

@@ -38,7 +38,7 @@ class Database:
             if serving:
                 self._lock = lock_file(f"{path}.lock")
                 if not lock(self._lock, 0):
-                    raise HostError("OCIGPU-CAAS-1", f"{path}: another service has it", "one service at a time")
+                    raise HostError("OCIGPU-CAAS-1", f"{path}: another service uses it", "one service at a time")
             os.close(lock_file(path))
             self._base = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
             # what was deleted is overwritten: values of secrets; FULL: an answer is given for what is on the disk

@@ -46,13 +46,13 @@ def _is_argument(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair is no character (RFC 8259 section 8.2)") from None
+        raise ValueError("half of a surrogate pair is not a character (RFC 8259 section 8.2)") from None
     return text
 
 
 def _is_clean_path(path: str) -> str:
     if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/") if path != "/"):
-        raise ValueError("an absolute path without //, . and .. is wanted")
+        raise ValueError("an absolute path without //, . and .. is required")
     if not path.isprintable():
         raise ValueError("unprintable characters are refused")
     return path
@@ -120,8 +120,8 @@ class ContainerRequest(_Model):
     memory: Annotated[StrictStr, Field(pattern=r"^[1-9][0-9]{0,5}(Mi|Gi|Ti)$")] | None = Field(
         None, description="memory, for instance 64Gi; default as of cpus"
     )
-    command: list[Text] = Field([], max_length=1024, description="in place of the image's entry point")
-    args: list[Text] = Field([], max_length=1024, description="in place of the image's command")
+    command: list[Text] = Field([], max_length=1024, description="instead of the image's entry point")
+    args: list[Text] = Field([], max_length=1024, description="instead of the image's command")
     env: dict[Name, Text] = Field({}, max_length=512)
     secrets: dict[Name, Text] = Field({}, max_length=128, description="variables that are never shown again")
     pull_credentials: PullCredentials | None = Field(None, description="for an image that is not public")
@@ -184,8 +184,8 @@ class ContainerView(_Model):
         description="its GPUs are those of an NVLink partition; false: there is no NVLink between them, and copies from"
         " one to another go over PCIe"
     )
-    cpus: int | None = Field(None, description="as asked for; none: by the number of GPUs")
-    memory: str | None = Field(None, description="as asked for; none: by the number of GPUs")
+    cpus: int | None = Field(None, description="as requested; none: by the number of GPUs")
+    memory: str | None = Field(None, description="as requested; none: by the number of GPUs")
     command: list[str]
     args: list[str]
     env: dict[str, str]

@@ -126,7 +126,7 @@ def plan_limits(request: Mapping[str, Any], options: PodOptions, spec: Mapping[s
     """Return the limits of a container, by which its VM is sized.
 
     Processors and memory are what was asked for, else the operator's for each GPU, else the tenancy's: what ``spec``
-    gives a container that asks for nothing is for one GPU, and all together is within its quota.
+    gives a container that requests nothing is for one GPU, and all together is within its quota.
     """
     gpus = request["gpus"]
     limits = {options.resource: str(gpus)}

@@ -157,7 +157,7 @@ class CaasServer:
         host, port = parse_listen(options.listen)
         probed = parse_listen(options.health, "--health") if options.health else None
         if not options.tls and not options.insecure and not _is_loopback(host):
-            text = f"--listen {options.listen}: keys would go over the network in clear"
+            text = f"--listen {options.listen}: keys would be sent unencrypted"
             raise SettingsError(
                 "OCIGPU-CAAS-1", text, "give --tls-certificate and --tls-key, or --insecure behind a proxy"
             )

@@ -54,7 +54,7 @@ async def _find_tenancy(request: ApiRequest, name: str, may_create: bool = False
     reconciler.note_tenancy(name, found)
     request.require_valid()  # it may have been of another tenancy, which had this name
     if found is None:
-        raise Refusal("tenancy_unknown", f"tenancy {quoted(name)}: the cluster has none of this name")
+        raise Refusal("tenancy_unknown", f"no tenancy named {quoted(name)}")
     return found
 
 

@@ -213,7 +213,7 @@ class LibnvfmFabric(RestorableFabric):
 def _proven(what: str, found: Partition | None, active: bool) -> Partition:
     """Return the partition when the list after a change says what it should; raises FabricError (OCIGPU-FAB-6)."""
     if found is None or found.is_active != active:
-        raise FabricError("OCIGPU-FAB-6", f"{what}: the manager reports success, and its list the contrary")
+        raise FabricError("OCIGPU-FAB-6", f"{what}: the manager reports success, but its list shows no change")
     return found
 
 

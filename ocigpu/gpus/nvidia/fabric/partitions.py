@@ -179,9 +179,9 @@ def plan_steps(
     touched = {gpu for one in (*missing, *conflicts.values()) for gpu in one.physical_ids}
     if touched:
         steps.append(FabricStep("reset", tuple(sorted(touched)), "no state of a previous user stays in them"))
-    steps += [FabricStep("deactivate", ids, "it has a GPU of the wanted set") for ids in conflicts]
+    steps += [FabricStep("deactivate", ids, "it contains a GPU of the requested set") for ids in conflicts]
     steps += [FabricStep("activate", one.physical_ids, f"{one.links} NVLinks") for one in missing]
-    steps += [FabricStep("verify", one.physical_ids, "the manager's list says so") for one in wanted]
+    steps += [FabricStep("verify", one.physical_ids, "according to the manager's list") for one in wanted]
     return tuple(steps)
 
 
@@ -224,7 +224,7 @@ def audit_partitions(
             )
     active = [one for one in partitions if one.is_active]
     found += [
-        FabricDeviation("unexpected", one.physical_ids, "active, and nobody's")
+        FabricDeviation("unexpected", one.physical_ids, "active without an owner")
         for one in active
         if one.physical_ids not in wanted
     ]

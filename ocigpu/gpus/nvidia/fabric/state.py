@@ -37,10 +37,10 @@ MAX_BYTES = 1 << 20
 LOCK_LIMIT = 90.0
 """Seconds to wait for another program's change: it may train links."""
 WAITING, NOT_TOLD = "OCIGPU-FAB-7", "OCIGPU-FAB-3"
-"""What a manager answers that waits to be told what was active, and one that is starting without waiting for it."""
+"""Codes of a manager that waits for the list of active sets, and of one that starts without waiting for it."""
 
 NOT_ROUTED = (
-    "its partition was found inactive: the manager or its service machine was restarted without being told of it"
+    "its partition was found inactive: the manager or its service machine was restarted without the list of active sets"
 )
 
 
@@ -86,7 +86,7 @@ class FabricState:
         """Raise FabricError (OCIGPU-FAB-5) when somebody has exactly these GPUs by a lease."""
         kept = self.find(physical_ids)
         if kept and kept.lease:
-            hint = "End and reset what uses it first. --force deactivates it below whoever runs on it."
+            hint = "End its users and reset it first. --force deactivates it while they run."
             raise FabricError("OCIGPU-FAB-5", f"deactivate {show_gpus(physical_ids)}: held by {kept.lease}", hint)
 
     def check_whole(self, physical_ids: Collection[int]) -> None:
