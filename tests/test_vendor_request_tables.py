@@ -29,31 +29,32 @@ REFUSED = "refused"
 NOTHING = "nothing"
 
 DIFFERENCES = {
-    "capabilities": "NVIDIA's default mode ignores `NVIDIA_DRIVER_CAPABILITIES` and gives every driver file.",
+    "capabilities": "NVIDIA's default mode ignores `NVIDIA_DRIVER_CAPABILITIES` and provides every driver file.",
     "requirements": "NVIDIA's default and CDI modes ignore `NVIDIA_REQUIRE_*`.",
     "mig": "NVIDIA's default mode ignores `NVIDIA_MIG_CONFIG_DEVICES` and `NVIDIA_MIG_MONITOR_DEVICES`.",
-    "repeated": "A device that is named twice counts once; in NVIDIA's, `0,0` becomes another list.",
-    "names": "PCI addresses and beginnings of UUIDs name GPUs in modes `auto` and `spec`, too.",
+    "repeated": "A device that is listed twice counts once. NVIDIA's toolkit reads `0,0` differently in each mode: as"
+    " another list, as `none`, or as an error.",
+    "names": "PCI addresses and prefixes of UUIDs identify GPUs in modes `auto` and `spec`, too.",
     "zeros": "`NVIDIA_VISIBLE_DEVICES=01` is refused: an index has no leading zeros.",
-    "keys": "Annotations count if their keys have the form that device plugins write, `cdi.k8s.io/PLUGIN_DEVICE`;"
+    "keys": "Annotations count only if their keys have the form that device plugins write, `cdi.k8s.io/PLUGIN_DEVICE`;"
     " `cdi.k8s.io/x` is ignored with a warning.",
-    "half": "A list that mixes CDI names with others stops the container, and so does an annotation with a plain"
+    "half": "A list that mixes CDI names with other names stops the container, and so does an annotation with a plain"
     " name outside of mode cdi.",
-    "unobeyed": "Where variables are ignored, annotations and opt-in variables (`NVIDIA_GDS` and the like) are"
-    " ignored too ([SECURITY.md](SECURITY.md)).",
-    "vendors": "Variables and annotations name devices of `cdi.environment-vendors` only, and of NVIDIA only GPUs:"
-    " neither `nvidia.com/pgpu` nor another vendor's disk.",
-    "run": "Volume mounts below `/run/nvidia-container-devices` count like those below `/var/run`; names that only"
-    " begin with it do not.",
+    "unobeyed": "If variables are ignored, annotations and opt-in variables (`NVIDIA_GDS` and the like) are ignored"
+    " too ([SECURITY.md](SECURITY.md)).",
+    "vendors": "Variables and annotations can request only devices of `cdi.environment-vendors`, and of NVIDIA's"
+    " kinds only GPUs: neither `nvidia.com/pgpu` nor another vendor's disk.",
+    "run": "Volume mounts below `/run/nvidia-container-devices` count like those below `/var/run`; paths that only"
+    " begin with that name do not.",
     "void": "`void` in a volume mount means no device, as in a variable.",
-    "malformed": "A volume mount that names no device stops the container; NVIDIA's skips it.",
-    "parts": "`NVIDIA_GDS` and the like, and IMEX channels, are obeyed in mode cdi, too.",
-    "imex-none": "`NVIDIA_IMEX_CHANNELS=none` means no channel; in NVIDIA's it means all of them.",
-    "imex-all": "A volume mount `imex/all` is refused: channels are given by number.",
+    "malformed": "A volume mount that names no device stops the container; NVIDIA's toolkit skips it.",
+    "parts": "`NVIDIA_GDS` and the like, and IMEX channels, also take effect in mode cdi.",
+    "imex-none": "`NVIDIA_IMEX_CHANNELS=none` means no channel; for NVIDIA's toolkit it means all channels.",
+    "imex-all": "A volume mount `imex/all` is refused: channels are requested by number.",
     "unknown": "A requirement with a name other than cuda, driver, arch and brand stops the container in every mode;"
-    " NVIDIA's Tegra mode leaves it out.",
-    "spaces": "Driver capabilities are read the same in every mode; in NVIDIA's legacy mode `compute, graphics` with"
-    " a space brings no graphics files.",
+    " NVIDIA's Tegra mode ignores it.",
+    "spaces": "Driver capabilities are parsed the same way in every mode; in NVIDIA's legacy mode `compute, graphics`"
+    " with a space provides no graphics files.",
 }  # fmt: skip
 
 

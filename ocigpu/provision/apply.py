@@ -1,16 +1,16 @@
 """Carry out a plan in a container: everything or nothing.
 
-Two processes.  The parent stays in the host's namespaces; the worker it forks joins the container's and takes one
-step after the other (:func:`carry_out`), noting each effect in shared memory before it happens.  Meanwhile the
-parent changes the device cgroup; when the worker is done the parent answers; only then is it all final.
+There are two processes.  The parent stays in the host's namespaces.  The worker that it forks joins the container's and
+takes one step after the other (:func:`carry_out`), recording each effect in shared memory before it happens.  Meanwhile
+the parent changes the device cgroup.  When the worker has finished, the parent commits; only then is everything final.
 
 * A step fails: the worker undoes everything and reports why.
-* The worker is killed: the parent forks another one, which undoes what the first had noted.
+* The worker is killed: the parent forks another one, which undoes what the first had recorded.
 * The parent is killed: the worker sees its pipe end, and undoes everything.
 
 A hook of the createContainer stage is in the container's namespaces already (:func:`provision_here`): there the two
-differ in nothing but their task.  What ends both leaves files in a root directory whose container does not start, and
-which are not in the way of a second try; the mounts are gone with the namespace.  (crun ends all processes of a
+processes differ only in their task.  If both are killed, files remain in the root directory of a container that does
+not start; they do not prevent another try, and the mounts disappear with the namespace.  (crun ends all processes of a
 container as soon as its hook was killed; runc waits for the worker, which holds the hook's output.)
 """
 
@@ -50,10 +50,10 @@ _FORCE_MOUNT2 = False
 
 
 class Caller(NamedTuple):
-    """The process that a runtime has started as its hook, when it is not this one: its id, and a pidfd of it.
+    """The process that a runtime has started as its hook, if it is not this one: its id, and a pidfd of it.
 
-    When it ends before all is done, nobody waits for the outcome any more, and everything is undone.
-    ``seconds``: how long that may take, 0 for the time that a start has; file systems may never answer.
+    If it ends before all is done, no process waits for the outcome any more, and everything is undone.  ``seconds``:
+    the time limit, 0 for that of a start; file systems may never answer.
     """
 
     pid: int = 0
@@ -73,15 +73,15 @@ def provision(
     worker: Worker | None = None,
     caller: Caller = _THIS,
 ) -> tuple[str, ...]:
-    """Give the container of process ``pid`` everything the plan says; return notes, a sentence each.
+    """Carry out the plan in the container of process ``pid``; return notes, a sentence each.
 
-    ``rootfs``: host path of its root directory; ``config``: its OCI configuration, None if nobody knows it;
-    ``worker``: of :func:`start_worker` for this plan, if there is one.
-    Nothing of the container or the host is different afterwards if this raises ApplyError, or another OcigpuError.
-    Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.  Single-threaded callers only.
+    ``rootfs``: host path of its root directory; ``config``: its OCI configuration, None if unknown; ``worker``: of
+    :func:`start_worker` for this plan, if there is one.  If this raises ApplyError or another OcigpuError, container
+    and host are as they were.  Needs CAP_SYS_ADMIN, or a container with a user namespace of the caller's own making.
+    Single-threaded callers only.
     """
     notes: tuple[str, ...] = ()
-    if config and plan.groups():  # few hosts have nodes that are closed to others
+    if config and plan.groups():  # on most hosts all users may open the nodes
         from ocigpu.system.groups import missing_groups
 
         notes = missing_groups(config, plan.groups())
@@ -91,13 +91,13 @@ def provision(
 
 
 def provision_here(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str, ...]:
-    """Give the container whose namespaces this process is in what the plan says; return notes, a sentence each.
+    """Carry out the plan in the container whose namespaces this process is in; return notes, a sentence each.
 
     For a hook of the createContainer stage.  ``rootfs``: path of the container's root directory in this mount
-    namespace, where the host's files are in sight too: the sources of the plan's mounts are taken from here.
-    Device nodes and rules are the runtime's at that stage: a plan with one is refused (OCIGPU-INT-1).
-    All or nothing as :func:`provision`; raises ApplyError, OCIGPU-NS-1 in the host's own mount namespace.
-    Needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace.  Single-threaded callers only.
+    namespace, where the host's files are visible too: the sources of the plan's mounts are opened here.  At that stage
+    the runtime owns device nodes and rules: a plan with one is refused (OCIGPU-INT-1).  All or nothing as
+    :func:`provision`; raises ApplyError, OCIGPU-NS-1 in the host's own mount namespace.  Needs CAP_SYS_ADMIN in the
+    user namespace that owns the mount namespace.  Single-threaded callers only.
     """
     for action in plan.actions:
         if isinstance(action, (Node, AllowDevice)):
@@ -106,15 +106,15 @@ def provision_here(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str
 
 
 def provision_own(plan: "Plan", rootfs: str, settings: "Settings") -> tuple[str, ...]:
-    """As :func:`provision_here`, device nodes and rules too: for a container that has no runtime to make them.
+    """As :func:`provision_here`, with device nodes and rules: for a container without a runtime that makes them.
 
-    Its mount namespace, which this process is in, was made by who calls us; rules are those of this process's cgroup.
+    The caller has made its mount namespace, which this process is in; rules are those of this process's cgroup.
     """
     return _provision(plan, open_here(rootfs)._replace(built_here=True), None, settings)
 
 
 def start_worker(plan: "Plan", settings: "Settings") -> Worker:
-    """Return a worker with all that it needs of the host, for a container that does not exist yet.
+    """Return a worker with everything that it needs from the host, for a container that does not exist yet.
 
     For :func:`provision` by a process with CAP_SYS_ADMIN.  It ends when this process does.  Raises ApplyError
     OCIGPU-LD-1 for an ldconfig that cannot be used, and OSError.
@@ -135,7 +135,7 @@ def _fork(
 
 
 def _wait_for_container(down_fd: int) -> LiveContainer | None:
-    """Wait to be told of a container and open it; None if there is nothing to do."""
+    """Wait for the parent to name a container, and open it; None if there is nothing to do."""
     text = b""
     while not text.endswith(b"\n"):
         chunk = os.read(down_fd, 1 << 16)
@@ -176,9 +176,9 @@ def _open_host_files(plan: "Plan", settings: "Settings", sources: bool = True) -
 
 
 def _take_sources(plan: "Plan", new_calls: bool) -> "Sources":
-    """Take from the host what will be mounted, while its paths mean the host's files.
+    """Open the sources of mounts while their paths still lead to the host's files.
 
-    What cannot be taken is tried again, and reported, when its action comes.
+    A source that cannot be opened is tried again, and reported, by its action.
     """
     sources: "Sources" = {}
     for action in plan.actions:
@@ -187,7 +187,7 @@ def _take_sources(plan: "Plan", new_calls: bool) -> "Sources":
             if key not in sources:
                 try:
                     sources[key] = take_source(*key, new_calls)
-                except OSError:  # told when the action comes, by its name
+                except OSError:  # its action reports it
                     continue
     return sources
 
@@ -239,7 +239,7 @@ def _run_to_commit(
             notes = (*report["done"], *((note,) if note else ()))
             report = worker.answer(COMMIT, seconds)
             if report is not None and "committed" in report:
-                if not worker.waits:  # else this process is about to end, too
+                if not worker.waits:  # otherwise this process is about to end, too
                     worker.finish()
                 return notes
     except BaseException as error:
@@ -255,9 +255,9 @@ def _run_to_commit(
 
 
 def _abandon(worker: Worker, undo_rules: "Callable[[], None] | None", container: LiveContainer, end: float) -> str:
-    """See to it that all is undone, by the worker or in its place; return what is left.
+    """Have everything undone, by the worker or instead of it; return a text about what is left.
 
-    Each has until ``end`` (monotonic), but UNDO_SECONDS at least: on a busy machine a second is short.
+    Each attempt has until ``end`` (monotonic), but at least UNDO_SECONDS: a second is short on a busy machine.
     """
     left: list[str] = []
     if undo_rules is not None:
@@ -273,7 +273,7 @@ def _abandon(worker: Worker, undo_rules: "Callable[[], None] | None", container:
         def recover(up_fd: int, _: int) -> None:
             transaction = _enter(container, journal, supplies, why="to undo what a killed worker had begun")
             if supplies.ldconfig_fd >= 0:
-                lock_ldconfig(transaction)  # its ldconfig, which is killed with it, writes nothing any more then
+                lock_ldconfig(transaction)  # its ldconfig is killed with it, and writes nothing afterwards
             tell(up_fd, {"left": undo(transaction, journal.read())})
 
         undone = Worker(recover, journal, supplies).give_up(max(UNDO_SECONDS, end - time.monotonic()))
@@ -315,7 +315,7 @@ def _stop_imports() -> None:
 
 
 def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) -> None:
-    """Take all steps; on success wait for the parent's word, on failure undo and report."""
+    """Take all steps; on success wait for the parent's answer, on failure undo and report."""
     journal, failure = transaction.journal, None
     try:
         if transaction.container is not None and transaction.container.here:
@@ -332,6 +332,6 @@ def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) 
             return
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
         failure = describe(error)
-    stop_ldconfig(transaction)  # else it would write its cache after the image's was put back
+    stop_ldconfig(transaction)  # otherwise it would write its cache after the image's was restored
     left = undo(transaction, journal.entries)
     tell(up_fd, {"error": failure, "left": left} if failure else {"left": left})

@@ -1,10 +1,10 @@
-"""The container's device cgroup, widened by the devices of a plan where the runtime has not been told of them.
+"""The container's device cgroup, extended by the devices of a plan that the runtime does not know.
 
-The shim declares the rules in config.json, so that the runtime enforces them; then there is nothing to do here.  Left
-is the case of a hook in a bundle that others made.  On cgroup v1 missing rules are added one by one; on v2 every
-attached program is exchanged, in one step each, for one computed from the whole of config.json.  Nothing is ever
-detached first: a cgroup without a program allows everything.  Where systemd manages the cgroup it is told as well
-(:mod:`ocigpu.provision.scope`), else its next daemon-reload would undo it.
+The shim declares the rules in config.json, so that the runtime enforces them; then there is nothing to do here.  The
+remaining case is a hook in a bundle that another program made.  On cgroup v1 missing rules are added one by one; on v2
+every attached program is replaced, in one step each, by one computed from the whole of config.json.  Nothing is
+detached first, because a cgroup without a program allows everything.  If systemd manages the cgroup, its unit is
+changed as well (:mod:`ocigpu.provision.scope`); otherwise the next daemon-reload would undo the change.
 """
 
 import errno
@@ -40,7 +40,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class CgroupMount(NamedTuple):
-    """A cgroup file system of the mount table: ``root`` is the part of it that ``mountpoint`` shows."""
+    """A cgroup file system of the mount table: ``root`` is the directory in it that ``mountpoint`` shows."""
 
     version: int
     controllers: frozenset[str]
@@ -67,12 +67,12 @@ def apply_device_rules(
 ) -> "tuple[str, Callable[[], None]]":
     """Make the device cgroup of a container allow ``rules``; return a note for the user ("" if none) and an undo.
 
-    ``container_proc_fd``: open directory /proc/<pid> of the container's first process; through it a reused pid cannot
-    be mistaken for the container.  ``config``: its OCI configuration; without it (None) rules can be added on cgroup
-    v1, but not on v2, whose programs are computed from all of it.
-    Must run in the host's mount namespace.  Needs root in the initial user namespace;
-    without, nothing is changed and the note says so.  The undo restores exactly what was there and can be called
-    once.  Raises ApplyError (OCIGPU-CG-1) with nothing changed, SpecError for rules in config.json that make no sense.
+    ``container_proc_fd``: open directory /proc/<pid> of the container's first process; with it, a reused pid cannot be
+    mistaken for the container.  ``config``: its OCI configuration; without it (None) rules can be added on cgroup v1,
+    but not on v2, whose programs are computed from all of it.  Must run in the host's mount namespace.  Needs root in
+    the initial user namespace; without, nothing is changed and the note says so.  The undo restores exactly what was
+    there and can be called once.  Raises ApplyError (OCIGPU-CG-1) with nothing changed, SpecError for rules in
+    config.json that make no sense.
     """
     if not rules:
         return "", _nothing
@@ -110,11 +110,11 @@ def change_device_rules(
 ) -> "Callable[[], None]":
     """Make the device cgroup of a running container allow and deny devices; return the undo, to be called once.
 
-    ``recorded``: as for :func:`open_device_cgroup`.
-    ``allow`` and ``deny``: what is not so now.  ``policy``: everything that is to hold then, which a program of cgroup
-    v2 is made of.  On v1 a denial takes back what a rule for exactly that device has allowed, and nothing else (the
-    kernel's devcgroup_update_access): look at what came of it.  Needs root in the initial user namespace, in the host's
-    mount namespace.  Raises ApplyError OCIGPU-CG-1 with nothing changed.
+    ``recorded``: as for :func:`open_device_cgroup`.  ``allow`` and ``deny``: the rules to change.  ``policy``: all
+    rules that must hold afterwards, from which a program of cgroup v2 is made.  On v1 a denial only revokes what a rule
+    for exactly that device has allowed (the kernel's devcgroup_update_access), so the caller must check the result.
+    Needs root in the initial user namespace, in the host's mount namespace.  Raises ApplyError OCIGPU-CG-1 with nothing
+    changed.
     """
     cgroup = open_device_cgroup(container_proc_fd, recorded)
     with _Undo(cgroup.fd) as undo:
@@ -131,7 +131,7 @@ def change_device_rules(
 def _tell_systemd(
     container_proc_fd: int, allow: "tuple[AllowDevice, ...]", deny: "tuple[AllowDevice, ...]" = ()
 ) -> "tuple[str, Callable[[], None]]":
-    """Have systemd keep these rules at a daemon-reload, where it manages the cgroup; return a note and an undo."""
+    """Have systemd keep these rules at a daemon-reload if it manages the cgroup; return a note and an undo."""
     if not os.path.isdir(scope.DIRECTORY):
         return "", _nothing
     paths = parse_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
@@ -140,11 +140,11 @@ def _tell_systemd(
 
 
 def _nothing() -> None:
-    """Undo of nothing."""
+    """Undo nothing."""
 
 
 class _Undo:
-    """What takes changes of a cgroup back, last one first, and closes it: called once, or by a block that fails."""
+    """Undoes changes of a cgroup, last one first, and closes it: called once, or by a block that fails."""
 
     def __init__(self, cgroup_fd: int) -> None:
         self.fds = [cgroup_fd]
@@ -184,7 +184,7 @@ def _failed(operation: str, path: str, why: "OSError | str") -> ApplyError:
 
 
 class _failing:  # noqa: N801 - reads as a statement
-    """In the block, an OSError becomes the ApplyError that this operation on this path has failed."""
+    """In the block, an OSError becomes an ApplyError about this operation and path."""
 
     def __init__(self, operation: str, path: str) -> None:
         self._operation, self._path = operation, path
@@ -203,8 +203,8 @@ class _failing:  # noqa: N801 - reads as a statement
 def open_device_cgroup(container_proc_fd: int, recorded: str = "") -> Cgroup:
     """Return the open device cgroup of a process: of v1 where a v1 "devices" hierarchy is mounted, else of v2.
 
-    ``recorded``: path of the container's cgroup as its runtime keeps it, from the mount point or from the top; its
-    first process may have gone on into one below (systemd does), and rules stay where the runtime has put them.
+    ``recorded``: path of the container's cgroup as its runtime records it, from the mount point or from the top; its
+    first process may have moved into a lower cgroup (systemd does), but rules stay where the runtime has put them.
     Must run in the host's mount namespace.  Raises ApplyError OCIGPU-CG-1, also for the root cgroup.
     """
     paths = parse_cgroup(_read_at(container_proc_fd, "cgroup", "cgroup of the container's process"))
@@ -292,7 +292,7 @@ def _read_at(directory_fd: int, name: str, what: str) -> str:
         try:
             return read_proc(name, directory_fd if directory_fd >= 0 else None)
         except OSError as error:
-            error.filename = None  # known to a user as what it is
+            error.filename = None  # users know it by this name
             raise
 
 
@@ -381,7 +381,7 @@ def _replace_v2(cgroup: Cgroup, rules: "list[FilterRule] | None", undo: _Undo) -
 
 
 def _exchange(cgroup_fd: int, new_fd: int, old_fd: int, flags: int) -> None:
-    """Attach one program in the place of another, in one step."""
+    """Replace one attached program by another, in one step."""
     if flags & bpf.BPF_F_ALLOW_MULTI:
         bpf.attach_device_program(cgroup_fd, new_fd, bpf.BPF_F_ALLOW_MULTI, old_fd)
     else:
@@ -397,7 +397,7 @@ def _explained(error: OSError) -> "OSError | str":
 
 
 def _ancestor_note(cgroup: Cgroup) -> str:
-    """Return a note if cgroups above have device programs: all levels must agree, and those are not ours to change."""
+    """Return a note if higher cgroups have device programs: all levels must allow a device; those stay unchanged."""
     parent = cgroup.relative
     while "/" in parent:
         parent = parent.rpartition("/")[0]

@@ -21,7 +21,7 @@ Version = tuple[int, ...]
 
 
 class CompatNote(NamedTuple):
-    """What the note says: the library's CUDA version, and the major versions of drivers it works with."""
+    """The content of the note: the library's CUDA version, and the major versions of drivers it works with."""
 
     cuda_version: Version
     drivers: tuple[int, ...]
@@ -75,11 +75,11 @@ def parse_version(text: str) -> Version:
 
 
 def parse_note(data: bytes) -> CompatNote | None:
-    """Return what a section of :data:`NOTE` says, None if it is not understood: JSON in a note of one entry."""
+    """Return the parsed section :data:`NOTE`, JSON in a note of one entry; None if it cannot be parsed."""
     if len(data) < _NOTE_HEAD:
         return None
     name_size, size = (int.from_bytes(data[at : at + 4], "little") for at in (0, 4))
-    # The name is padded to the section's alignment; readers differ on what that means beyond 4 bytes.
+    # The name is padded to the section's alignment; readers differ in how they treat more than 4 bytes.
     end = _NOTE_HEAD + name_size
     start = data.find(b"{", end, end + _MAX_PADDING)
     if start < 0 or not data[_NOTE_HEAD:].startswith(b"NVIDIA Corporation"):

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class LiveContainer(NamedTuple):
     """An open container.
 
-    ``proc_fd``: its /proc/<pid>, a descriptor that never means another process; ``mnt_fd``/``user_fd``: namespaces;
-    ``init_root_fd``: what its process has as ``/``, O_PATH.  ``uid``/``gid``: our ids of the container's root user.
+    ``proc_fd``: its /proc/<pid>, a descriptor that never refers to another process; ``mnt_fd``/``user_fd``: namespaces;
+    ``init_root_fd``: the ``/`` of its process, O_PATH.  ``uid``/``gid``: our ids of the container's root user.
     ``other_user_namespace``: its user namespace is not ours.  ``join_user``: we have rights over it only inside it.
     ``pivoted``: ``init_root_fd`` is the container's root already.  ``host_root``: (device, inode) of our ``/``.
     ``here``: its namespaces are our own; nothing is joined.  ``rootfs_id``: (device, inode) of its root directory as
-    the runtime sees it, () where that is not known.  ``built_here``: who called us has built it in our namespaces.
+    the runtime sees it, () where that is not known.  ``built_here``: our caller has built it in our namespaces.
     """
 
     pid: int
@@ -139,7 +139,7 @@ def _open_process(place: _Opened, pid: int, rootfs: str, hook_pid: int) -> LiveC
 def _identity(path: str) -> tuple[int, ...]:
     try:
         status = os.stat(path)
-    except OSError:  # said when it is opened
+    except OSError:  # reported when it is opened
         return ()
     return status.st_dev, status.st_ino
 
@@ -148,7 +148,7 @@ def open_here(rootfs: str) -> LiveContainer:
     """Return the container whose namespaces are the calling process's own, and whose root directory is ``rootfs``.
 
     For a hook of the createContainer stage.  ``uid``/``gid`` are the caller's own: 0 for root of whatever user
-    namespace it is in.  Raises ApplyError OCIGPU-NS-1 when ``rootfs`` is no directory that is mounted, or is the host's
+    namespace it is in.  Raises ApplyError OCIGPU-NS-1 when ``rootfs`` is not a mounted directory, or is the host's
     ``/``, or when this mount namespace is the host's; OCIGPU-NS-2 when procfs is not mounted on /proc.
     """
     with _Opened(f"container root {rootfs}") as place:
@@ -178,10 +178,10 @@ def open_here(rootfs: str) -> LiveContainer:
 def _require_own_mounts(place: _Opened) -> None:
     """Refuse to work in the mount namespace of the first process that the visible procfs shows, which is the host's.
 
-    Two namespaces never have a mount in common, and its id means one mount of the whole machine (fs/namespace.c), so
-    the tables tell.  Unlike the link /proc/1/ns/mnt they can be read without the right to trace that process, but
-    procfs may be mounted with hidepid: then root of the machine cannot tell and is refused, and any other user
-    namespace is taken for the container's or its engine's.
+    Two namespaces never share a mount, and its id is unique on the machine (fs/namespace.c), so comparing the tables is
+    enough.  Unlike the link /proc/1/ns/mnt they can be read without the right to trace that process, but procfs may be
+    mounted with hidepid: then root of the machine cannot compare and is refused, and any other user namespace is
+    assumed to be the container's or its engine's.
     """
     own = read_mounts()
     try:
@@ -208,7 +208,7 @@ def _is_mount_point(fd: int) -> bool:
 
 
 def join(container: LiveContainer) -> None:
-    """Enter the container's mount namespace, and its user namespace where only that gives us the right to.
+    """Enter the container's mount namespace, and its user namespace if only that permits the former.
 
     For a single-threaded process that does nothing else afterwards.  Raises ApplyError OCIGPU-NS-2.
     """
@@ -234,8 +234,9 @@ def join(container: LiveContainer) -> None:
 def join_users(container: LiveContainer) -> None:
     """Enter the container's user namespace, with the ids that we have; raises OSError.
 
-    From then on who has CAP_SYS_PTRACE there has it over this process, and sees it where the container has the host's
-    process numbers: a process that is not dumpable can be neither traced nor are its descriptors shown (ptrace(2)).
+    From then on processes with CAP_SYS_PTRACE there have it over this process, and see it if the container shares the
+    host's PID namespace.  A process that is not dumpable cannot be traced, and its descriptors are not shown
+    (ptrace(2)).
     """
     libc.prctl(libc.PR_SET_DUMPABLE, 0)
     libc.setns(container.user_fd, libc.CLONE_NEWUSER)
@@ -245,13 +246,13 @@ def open_root(container: LiveContainer) -> int:
     """Return an O_PATH descriptor of the container's root directory; after :func:`join`.
 
     Raises ApplyError OCIGPU-NS-2 when it cannot be opened, OCIGPU-NS-1 when it is the host's own root, or when a volume
-    has been mounted over it: a link of an image can lead the runtime to do that, and what is there is not the image's.
+    has been mounted over it: a link of an image can cause that, and the volume's files are not the image's.
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         path = "." if container.pivoted else container.rootfs.lstrip("/") or "."
         if container.pivoted and not container.here:
-            # where the runtime has put it: a process that runs can have gone on into a volume, by chroot(2)
+            # where the runtime has put it: a running process may have changed its root into a volume, by chroot(2)
             top = os.stat("/")
             path = "/" if (top.st_dev, top.st_ino) != container.host_root else path
         # below the process's own root: the runtime may itself live in a chroot, which joining has taken us out of
@@ -271,7 +272,7 @@ def open_root(container: LiveContainer) -> int:
 
 
 def use_owner_ids(container: LiveContainer) -> None:
-    """Make files from here on as the container's root user, for a privileged process outside its user namespace.
+    """Create files from now on as the container's root user, for a privileged process outside its user namespace.
 
     A file system that belongs to the container's user namespace accepts no inode of ids that are not mapped there
     (EOVERFLOW), and its root could not change files of the host's.  Leaving uid 0 for file access costs the

@@ -1,8 +1,8 @@
-"""The fence around a program that reads what an image made: no rights to gain, few system calls, small limits.
+"""The sandbox of a program that reads an image's files: no new privileges, few system calls, small limits.
 
 :func:`build_filter` is pure; everything else changes the calling process for good and is called only in a forked child
 that is about to execute the program.  The module python-prctl must be loaded before that child enters a container's
-namespaces (:func:`load_prctl`): an import there would be answered by the image.
+namespaces (:func:`load_prctl`): an import there would load files of the image.
 """
 
 import errno
@@ -114,7 +114,7 @@ def _filter(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> byt
 
 
 def load_prctl() -> None:
-    """Import python-prctl, which the functions below use; call it while only the host's files are in sight.
+    """Import python-prctl, which the functions below use; call it while only the host's files are visible.
 
     Raises ApplyError (OCIGPU-LD-1) if it is not installed.
     """
@@ -142,16 +142,16 @@ def set_limits() -> None:
 
 
 def reset_signals() -> None:
-    """Give back the default actions that the interpreter changed, and unblock all signals: exec keeps both."""
+    """Restore the default actions that the interpreter changed, and unblock all signals: exec keeps both."""
     for number in (signals.SIGPIPE, signals.SIGXFSZ, signals.SIGINT, signals.SIGTERM, signals.SIGCHLD, signals.SIGHUP):
         signals.signal(number, signals.SIG_DFL)
     signals.pthread_sigmask(signals.SIG_SETMASK, ())
 
 
 def forgo_privileges() -> None:
-    """Let no exec give a capability again, not even to uid 0: NOROOT and an empty bounding set; raises OSError.
+    """Prevent every exec from granting a capability, even to uid 0: NOROOT and an empty bounding set; raises OSError.
 
-    What this process can do now it can do until :func:`drop_privileges`.  Needs CAP_SETPCAP.
+    This process keeps its present capabilities until :func:`drop_privileges`.  Needs CAP_SETPCAP.
     """
     prctl = _prctl()
     for capability in range(MAX_CAPABILITY + 1):
@@ -167,7 +167,7 @@ def forgo_privileges() -> None:
 def drop_privileges(uid: int, gid: int) -> None:
     """Become ``uid``/``gid`` without groups and without any capability, for good; raises OSError.
 
-    Uid 0 keeps nothing either: after :func:`forgo_privileges` and with no_new_privs, exec has nothing to give.
+    Uid 0 keeps none either: after :func:`forgo_privileges` and with no_new_privs, exec cannot grant any.
     """
     libc.prctl(libc.PR_SET_DUMPABLE, 0)  # with no capability left, any process with the same ids could trace this one
     may_set_groups = libc.capget().effective >> CAP_SETGID & 1

@@ -1,4 +1,4 @@
-"""What an image decides: where libraries go, which loader it has, whether it brings newer CUDA libraries.
+"""Facts about an image: where libraries go, which loader it has, whether it contains newer CUDA libraries.
 
 The image is hostile: see :mod:`ocigpu.provision.inside`.
 """
@@ -52,10 +52,10 @@ def open_rootfs(rootfs: str) -> int:
 
 
 def read_image_facts(root_fd: int, driver_version: str) -> "ImageFacts":
-    """Return what the image below ``root_fd`` decides, for a driver of version ``driver_version`` ("550.163.01").
+    """Return the facts of the image below ``root_fd``, for a driver of version ``driver_version`` ("550.163.01").
 
-    Debian's family keeps libraries in a directory named after the architecture; everything else has /usr/lib64.
-    Needs no privileges but the right to look.  Never raises for what an image contains.
+    Debian's family keeps libraries in a directory named after the architecture; everything else has /usr/lib64.  Needs
+    no privileges except read access.  Never raises for anything that an image contains.
     """
     from ocigpu.core.facts import ImageFacts
 
@@ -71,7 +71,7 @@ def read_image_facts(root_fd: int, driver_version: str) -> "ImageFacts":
 
 
 def has_compat(root_fd: int) -> bool:
-    """Tell whether the image may have CUDA compatibility libraries: then what it decides depends on the driver too."""
+    """Tell whether the image may have CUDA compatibility libraries: then its facts depend on the driver too."""
     return exists_inside(root_fd, COMPAT_DIR)
 
 
@@ -128,7 +128,7 @@ def read_libc(root_fd: int) -> str:
 def read_nvidia_nodes(root_fd: int) -> tuple[ContainerNode, ...]:
     """Return the character devices /dev/nvidia<N> and /dev/nvidia-caps/nvidia-cap<N> of a container, by path.
 
-    Their numbers are what the nodes have, whatever their names say.
+    The numbers are read from the nodes, whatever their names are.
     """
     found = []
     for directory, prefix in (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap")):
@@ -142,7 +142,7 @@ def read_nvidia_nodes(root_fd: int) -> tuple[ContainerNode, ...]:
 
 
 def read_device(root_fd: int, path: str) -> ContainerNode | None:
-    """Return the character device at a path of the container, None if there is none; a link is none."""
+    """Return the character device at a path of the container, None if there is none; links are not followed."""
     status = status_inside(root_fd, path, os.O_NOFOLLOW)
     if status is None or not stat.S_ISCHR(status.st_mode):
         return None

@@ -1,6 +1,6 @@
-"""Looks into an image that may be hostile: by descriptor below its root, bounded, and only regular files are opened.
+"""Reads an image that may be hostile: by descriptor below its root, within limits, and opening only regular files.
 
-Nothing here raises for what an image contains: what cannot be read is not there.
+Nothing here raises for anything that an image contains: a file that cannot be read counts as missing.
 """
 
 import os
@@ -45,7 +45,7 @@ def list_inside(root_fd: int, path: str) -> list[str]:
 
 
 def status_inside(root_fd: int, path: str, flags: int = 0) -> os.stat_result | None:
-    """Return the status of what ``path`` leads to inside the image, None if there is nothing; flags as of open(2)."""
+    """Return the status of the file that ``path`` leads to inside the image, None if missing; flags as of open(2)."""
     try:
         with opened(open_in_root(root_fd, path, os.O_PATH | flags)) as fd:
             return os.fstat(fd)
@@ -61,8 +61,9 @@ def exists_inside(root_fd: int, path: str) -> bool:
 def is_of_kernel(fd: int) -> bool:
     """Tell whether a file is one of procfs, sysfs and the like, which runtimes mount before hooks run.
 
-    Links of an image lead there.  What root of the host reads there is not for the container, and reading may act
-    (/proc/kmsg); what the runtime is going to hide (linux.maskedPaths) is in sight still.  Raises OSError.
+    Links of an image may lead there.  Files that root of the host can read there are not for the container, and reading
+    may have effects (/proc/kmsg); files that the runtime will hide (linux.maskedPaths) are still visible.  Raises
+    OSError.
     """
     from ocigpu.system.libc import read_file_system_type  # for paths.use_walk
 
@@ -72,14 +73,12 @@ def is_of_kernel(fd: int) -> bool:
 def open_file_inside(root_fd: int, path: str, flags: int = 0) -> int:
     """Return a descriptor to read a regular file of the image, -1 if there is none; needs procfs on /proc.
 
-    What it is is looked at first: a FIFO would block, and opening a device or a file of the kernel may act on it.
+    Its type is checked first: a FIFO would block, and opening a device or a file of the kernel may have effects.
     """
     try:
         with opened(open_in_root(root_fd, path, os.O_PATH | flags)) as path_fd:
             status = os.fstat(path_fd)
-            own = (
-                status.st_dev == os.fstat(root_fd).st_dev
-            )  # the image's own file system, which is none of the kernel's
+            own = status.st_dev == os.fstat(root_fd).st_dev  # the image's own file system, not one of the kernel's
             if not stat.S_ISREG(status.st_mode) or (not own and is_of_kernel(path_fd)):
                 return -1
             return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -103,7 +102,7 @@ def read_inside(root_fd: int, path: str, limit: int, flags: int = 0) -> bytes | 
 
 
 def resolve_inside(root_fd: int, path: str) -> str:
-    """Return where a path of the image leads, as an absolute path in it without links; "" if that cannot be told.
+    """Return where a path of the image leads, as an absolute path in it without links; "" if unknown.
 
     The text is for the image's own use, such as its loader's configuration: nothing is opened by it.
     """

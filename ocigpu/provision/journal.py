@@ -1,4 +1,4 @@
-"""What is about to be done to a container, written down before it is done, so that all can be undone.
+"""A record of each change to a container, written before the change, so that everything can be undone.
 
 An entry is a JSON object: "do" names an operation of :mod:`ocigpu.provision.operations`, "path" is a path inside the
 container.  Entries are lines in memory that the worker shares with its parent: if the worker is killed, the parent can
@@ -29,7 +29,7 @@ class Journal:
         self._end = 0
 
     def record(self, do: str, path: str, **details: "Any") -> None:
-        """Note what is about to be done.  Raises OSError (ENOSPC) when the plan is absurdly long."""
+        """Record a change that is about to be made.  Raises OSError (ENOSPC) for an excessively long plan."""
         entry = {"do": do, "path": path, **details}
         line = rawjson.dump(entry).encode()
         end = self._end + len(line)
@@ -41,21 +41,21 @@ class Journal:
         self.entries.append(entry)
 
     def read(self) -> "list[Entry]":
-        """Return the entries that another process, now ended, has noted."""
+        """Return the entries of another process that has ended."""
         return parse_entries(self.memory[: self.memory.find(b"\0")])
 
     def write_step(self, text: str) -> None:
-        """Let the other process know what this one is about to do."""
+        """Store the next step of this process for the other one."""
         data = text.encode("utf-8", "backslashreplace")[: _STEP - 1] + b"\0"
         start = len(self.memory) - _STEP
         self.memory[start : start + len(data)] = data
 
     def read_step(self) -> str:
-        """Return what the worker was last about to do, "" for nothing yet."""
+        """Return the last step that the worker began, "" for none yet."""
         return self.memory[len(self.memory) - _STEP :].partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def parse_entries(lines: bytes) -> "list[Entry]":
-    """Return the entries in these lines; one without its end is none, its effect has not come."""
+    """Return the entries in these lines; an incomplete one is ignored, because its change was not made."""
     *whole, _ = lines.split(b"\n")
     return [rawjson.parse(line.decode()) for line in whole]

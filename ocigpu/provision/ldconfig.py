@@ -1,10 +1,10 @@
-"""The host's ldconfig, run for a container: from a sealed copy, in a sandbox that has the container's root and no more.
+"""The host's ldconfig, run for a container: from a sealed copy, in a sandbox that shows only the container's root.
 
-ldconfig reads what the image holds (its libraries, /etc/ld.so.conf) and writes /etc/ld.so.cache, so everything it could
-do with the rights of the host is taken from it first: it sees the container's root only, as the container's root user
-without any capability, in mount, pid, network, ipc and uts namespaces of its own, behind a list of system calls and
-limits of time, memory and file size.  The root mount alone can be written to: volumes cannot.  Nothing of the image is
-executed: the copy is the host's and links to nothing.
+ldconfig reads what the image holds (its libraries, /etc/ld.so.conf) and writes /etc/ld.so.cache, so it loses all rights
+on the host first: it sees the container's root only, as the container's root user without any capability, in mount,
+pid, network, ipc and uts namespaces of its own, behind a list of system calls and limits of time, memory and file size.
+The root mount alone can be written to: volumes cannot.  Nothing of the image is executed: the copy is the host's and
+links to nothing.
 """
 
 import errno
@@ -43,7 +43,7 @@ MAX_OUTPUT = 8 << 10
 DEADLINE = 15.0
 """Seconds of wall clock after which ldconfig is killed; its own limit of CPU time is shorter."""
 LAST_SECONDS = 2.0
-"""Longest wait for the end of one that was killed."""
+"""Longest wait for the end of a killed one."""
 MASKED = ("/proc", "/sys", "/dev", "/var/cache/ldconfig")
 """Directories hidden below an empty file system.  The last one holds a cache of the image's making, for the next run
 of ldconfig, which would be read as trusted."""
@@ -62,7 +62,7 @@ _OPTIONAL_NAMESPACES = (libc.CLONE_NEWNET, libc.CLONE_NEWIPC, libc.CLONE_NEWUTS)
 
 
 def find_ldconfig(settings: "Settings") -> str:
-    """Return the host path of ldconfig: that of the settings, else the first usual one that is no script, or ""."""
+    """Return the host path of ldconfig: that of the settings, else the first usual one that is not a script, or ""."""
     if settings.ldconfig:
         return settings.ldconfig
     for path in CANDIDATES:
@@ -78,10 +78,10 @@ def find_ldconfig(settings: "Settings") -> str:
 def open_ldconfig(path: str) -> int:
     """Return a descriptor of a sealed copy of the host's ldconfig, for :func:`start_ldconfig`.
 
-    ``path``: host path.  Call it while the host's files are in sight, before any namespace is
-    entered: what the sandbox needs of the host is fetched here.  The copy can be changed by nobody, so that the host's
-    file is never what a container could reach through /proc/<pid>/exe.  Raises ApplyError (OCIGPU-LD-1) if there is
-    no such program, if it is a script, or dynamically linked (its loader would be the image's), or has over 16 MiB.
+    ``path``: host path.  Call it while the host's files are visible, before any namespace is entered: everything that
+    the sandbox needs from the host is opened here.  No process can change the copy, and a container never reaches the
+    host's file through /proc/<pid>/exe.  Raises ApplyError (OCIGPU-LD-1) if there is no such program, if it is a
+    script, or dynamically linked (its loader would be the image's), or has over 16 MiB.
     """
     fence.load_prctl()
     try:
@@ -155,8 +155,8 @@ def start_ldconfig(fd: int, root_fd: int, directories: "tuple[str, ...]", uid: i
     The caller is root, or root of the user namespace that owns the mount namespace, and has one thread.  Nothing of the
     caller changes.
 
-    ldconfig is given -X: links are made by the plan, and those of the image are not its business.
-    Raises ApplyError (OCIGPU-LD-1) for a machine that the sandbox does not know, and OSError.
+    ldconfig runs with -X: the plan makes our links, and ldconfig must not change those of the image.  Raises ApplyError
+    (OCIGPU-LD-1) for a machine that the sandbox does not know, and OSError.
     """
     arguments = ["ldconfig", "-X", "-f", "/etc/ld.so.conf", "-C", "/etc/ld.so.cache", *directories]
     code = fence.build_filter(os.uname().machine)
@@ -186,17 +186,17 @@ class Started:
             return
 
     def stop(self) -> None:
-        """End it, whatever it is doing."""
-        os.close(self._go_fd)  # one that waits may not yet have asked to end with its parent
+        """Kill it, whatever it is doing."""
+        os.close(self._go_fd)  # a waiting one may not yet have requested to end with its parent
         self._go_fd = -1
         self._collect(0.0)
 
     def finish(self) -> str:
         """Wait until ldconfig has ended; return "" or a warning of one line.
 
-        That it fails is a warning, because the libraries' links are there and the image decides what else it reads.
-        Raises ApplyError (OCIGPU-LD-1) if the sandbox could not be built: then nothing was run.  ldconfig has ended
-        then; that the process around it is gone, and its namespaces, is not waited for.
+        A failure is only a warning, because the libraries' links exist and the image decides what else it reads.
+        Raises ApplyError (OCIGPU-LD-1) if the sandbox could not be built: then nothing was run. ldconfig has ended
+        then; this does not wait until the process around it and its namespaces are gone.
         """
         status, output, in_time = self._collect(DEADLINE)
         kind, _, text = status.partition("\n")[0].partition(" ")
@@ -313,7 +313,7 @@ class _Sandbox:
         try:
             self.step = "parent-death signal"
             fence.die_with_parent()
-            # What needs nothing of the container as it will be is done before it waits.
+            # Everything that does not depend on the container's later state is done before it waits.
             self.step = "standard streams"
             self._set_streams()
             self.step = "resource limits"
@@ -385,7 +385,7 @@ class _Sandbox:
         os.closerange(8, min(os.sysconf("SC_OPEN_MAX"), 1 << 20))
 
     def _change_root(self) -> None:
-        """Make the container's root ours and drop everything else from sight."""
+        """Make the container's root ours and detach everything else."""
         if self.tree_fd >= 0:
             top = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             libc.move_mount(self.tree_fd, top, "/")
@@ -450,7 +450,7 @@ class _Sandbox:
                 raise OSError(errno.EBUSY, "it could not be closed", f"mount {mount.point}")
 
     def _read_table(self) -> "dict[int, Mount]":
-        """Return the mounts in sight, from a procfs that was opened before the image's files were."""
+        """Return the visible mounts, from a procfs that was opened before the image's files were."""
         return parse_mounts(read_proc("self/mountinfo", self.proc_fd))
 
     def _write_status(self, text: str) -> None:
@@ -460,5 +460,5 @@ class _Sandbox:
         why = cause(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         try:
             self._write_status(f"error {self.step}: {why}")
-        finally:  # nobody may listen any more
+        finally:  # the reader may have ended
             os._exit(127)

@@ -1,4 +1,4 @@
-"""Where an image's dynamic loader looks for libraries: /etc/ld.so.conf and its includes, or musl's path file.
+"""Where an image's dynamic loader searches libraries: /etc/ld.so.conf and its includes, or musl's path file.
 
 ld.so.conf is read as glibc's ldconfig reads it (elf/ldconfig.c, parse_conf): a directory a line, ``#`` begins a
 comment, ``include PATTERN...`` relative to the directory of the including file.  The image is hostile: see
@@ -27,7 +27,7 @@ MAX_DIRECTORIES = 4096
 
 
 class LoaderFacts(NamedTuple):
-    """What decides how a container's loader finds libraries.
+    """Facts about how a container's loader finds libraries.
 
     ``libc``: as in ImageFacts; ``searched``: directories it searches, our own files left out; ``has_conf``,
     ``has_own_conf``, ``has_compat_conf``: whether /etc/ld.so.conf and our two files are there;
@@ -49,7 +49,7 @@ class LoaderFacts(NamedTuple):
 
 
 def read_loader_facts(root_fd: int) -> LoaderFacts:
-    """Return what the loader of the image below ``root_fd`` is told; never raises for what an image contains."""
+    """Return the loader configuration of the image below ``root_fd``; never raises for the content of an image."""
     libc = read_libc(root_fd)
     musl_file = _musl_file(root_fd) if libc == "musl" or exists_inside(root_fd, "/etc/alpine-release") else ""
     return LoaderFacts(
@@ -74,7 +74,7 @@ def _own_directories(root_fd: int) -> tuple[str, ...]:
 
 
 def system_directories(debian: bool) -> tuple[str, ...]:
-    """Return the directories that a glibc loader searches without being told."""
+    """Return the directories that a glibc loader searches by default."""
     machine = os.uname().machine
     if debian:
         triplet = TRIPLETS[machine]
@@ -83,9 +83,9 @@ def system_directories(debian: bool) -> tuple[str, ...]:
 
 
 def read_conf(root_fd: int) -> tuple[str, ...]:
-    """Return the directories that /etc/ld.so.conf and what it includes name, but for our own files; links kept.
+    """Return the directories named in /etc/ld.so.conf and its includes, without our own files; links are kept.
 
-    A pattern may have one ``*``, in its last component.  What is beyond the limits is passed over.
+    A pattern may have one ``*``, in its last component.  Anything beyond the limits is ignored.
     """
     found: dict[str, None] = {}
     seen = {OWN_CONF, COMPAT_CONF}
@@ -111,7 +111,7 @@ def read_conf(root_fd: int) -> tuple[str, ...]:
 def _lines(root_fd: int, path: str, flags: int = 0) -> list[str]:
     """Return the lines of a file, without comments and empty ones; flags as of open(2).
 
-    What a link leads to is not copied into files of ours: only root may be able to read it, in a volume.
+    The target of a link is not copied into our files: it may be in a volume, and readable for root only.
     """
     text = (read_inside(root_fd, path, MAX_CONF, flags) or b"").decode("utf-8", "replace")
     # in C a line ends at a newline and nowhere else, and a text at a NUL
@@ -138,7 +138,7 @@ def _matching(root_fd: int, pattern: str) -> list[str]:
 def _musl_file(root_fd: int) -> str:
     """Return the path file of the image's musl loader, which is named after its architecture.
 
-    This machine's is looked for by name: of a large directory only a part is listed.
+    This machine's is searched by name, because only a part of a large directory is listed.
     """
     machine = os.uname().machine
     if exists_inside(root_fd, f"/lib/ld-musl-{machine}.so.1"):

@@ -1,8 +1,8 @@
-"""Mounts by descriptor: what is taken from the host, where it is attached, and that nothing leaks back.
+"""Mounts by descriptor: opening sources on the host, attaching them, and keeping them from propagating back.
 
-With the mount calls of Linux 5.2 and 5.12 a mount has its flags before anybody can see it.  Without them mount(2) does
-the same in two steps, named by /proc/self/fd links; the functions here then expect /proc/self as working directory
-(:func:`enter_own_proc`), because the container's /proc, if there is one, does not know us.
+With the mount calls of Linux 5.2 and 5.12 a mount has its flags before any other process can see it.  Without them
+mount(2) does the same in two steps, named by /proc/self/fd links; the functions here then expect /proc/self as working
+directory (:func:`enter_own_proc`), because the container's /proc, if there is one, does not show this process.
 """
 
 import errno
@@ -42,12 +42,12 @@ _KINDS = {
 }
 _MAX_DEPTH = 4096
 _MAX_ROUNDS = 64
-"""How often new processes are looked for: any user can start some for ever."""
+"""How often new processes are searched: any user can keep starting some."""
 _PRIVATE_TMPFS = ("nosuid", "nodev", "noexec")
 
 
 class Source(NamedTuple):
-    """Something of the host: ``tree_fd`` a detached copy of its mount, or -1 where only mount(2) is known."""
+    """A source on the host: ``tree_fd`` is a detached copy of its mount, or -1 if the kernel only has mount(2)."""
 
     host_path: str
     tree_fd: int
@@ -89,7 +89,7 @@ def read_mnt_id(fd: int, own_proc: str = ".") -> int:
 def take_source(
     host_path: str, kind: str, options: tuple[str, ...], new_calls: bool, rdev: int = 0, stand_in: bool = False
 ) -> Source:
-    """Return what the host has at ``host_path``, checked on the descriptor to be of ``kind``.
+    """Return the source at ``host_path``, checked on the descriptor to be of ``kind``.
 
     ``kind``: "file", "directory", "socket", or "node", a character device of number ``rdev``; ``stand_in``: a regular
     file is as good as a node.  Must run in a mount namespace that shows the host.  Raises OSError when it cannot be
@@ -144,9 +144,9 @@ def is_bound(source: Source, target: MountTarget) -> bool:
 
 
 def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> bool:
-    """Tell whether ``target`` is the tmpfs that ``action`` wants already, as a hook that ran before has left it.
+    """Tell whether ``target`` is already the tmpfs of ``action``, left by an earlier hook.
 
-    What is mounted on directories of it is not looked at.
+    Mounts on its directories are not checked.
     """
     flags = _attributes((*_PRIVATE_TMPFS, "ro"))
     if not _is_mount(target) or os.fstatvfs(target.fd).f_flag & flags != flags:
@@ -161,7 +161,7 @@ def is_equal_tmpfs(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> 
 
 
 def is_on_own_tmpfs(fd: int, root_fd: int, host_devices: "AbstractSet[str]", part: bool = False) -> bool:
-    """Tell whether a descriptor is on a mount that nobody else has: a tmpfs of the container's, such as its /dev.
+    """Tell whether a descriptor is on a mount that only the container has: its own tmpfs, such as its /dev.
 
     Another container may have the same root directory, and a volume is the host's.  ``host_devices``: of
     :func:`read_host_devices`.  ``part``: it may be a directory of such a tmpfs.  Raises OSError.
@@ -210,7 +210,7 @@ def stop_sharing(target: MountTarget, mnt_id: int, new_calls: bool) -> None:
     """Make sure that a mount on ``target``, which is on mount ``mnt_id``, reaches no other namespace.
 
     The mount that holds the target may be shared with the host (rootfsPropagation, an rshared volume, a rootfs on a
-    shared mount): it is made a slave, so it still receives what the host mounts and gives nothing back.
+    shared mount): it is made a slave, so that it still receives the host's mounts, but propagates none.
     """
     mount = read_mounts("mountinfo").get(mnt_id)  # a table that is read while mounts change may lack one
     if mount is not None and not any(tag.startswith("shared:") for tag in mount.tags):
@@ -223,7 +223,7 @@ def stop_sharing(target: MountTarget, mnt_id: int, new_calls: bool) -> None:
 
 
 def bind_by_name(fd: int, source: Source, target: MountTarget) -> None:
-    """Bind what ``fd`` refers to with mount(2), then set the flags on what is there, once it is sure to be that mount.
+    """Bind what ``fd`` refers to with mount(2), check that the target is that mount, then set its flags.
 
     Raises OSError, ApplyError OCIGPU-MNT-1 when the path was exchanged meanwhile.
     """

@@ -165,7 +165,7 @@ def test_a_simulated_host_that_was_removed_is_said_to_be_gone(make_lab: Callable
     lab = make_lab("hook")
     shutil.rmtree(lab.host)
     said = lab.start().stderr
-    assert f"OCIGPU-HOST-1: no simulated host: simulation.root {lab.host} is not there\n" in said
+    assert f"OCIGPU-HOST-1: no simulated host: simulation.root {lab.host} does not exist\n" in said
     made, other = lab.doctor("simulated-host")
     assert made in said
     assert other == f"# or, for real GPUs: ocigpu config unset simulation.root --config {lab.settings}"

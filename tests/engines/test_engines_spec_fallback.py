@@ -197,10 +197,10 @@ def plain(config: dict[str, Any]) -> None:
 
 
 FALLBACKS: dict[str, tuple[str, Prepare, Edit]] = {
-    "a file has the name of a library": ("something else than a link", soname_is_a_file, plain),
+    "a file has the name of a library": ("something other than a link", soname_is_a_file, plain),
     "a cache that is none": ("cannot be extended", odd_cache, plain),
-    "a cache that is a link": ("no regular file", linked_cache, plain),
-    "a cache that is a device": ("no regular file", device_as_cache, plain),
+    "a cache that is a link": ("not a regular file", linked_cache, plain),
+    "a cache that is a device": ("not a regular file", device_as_cache, plain),
     "privileged": ("nodes of GPUs that are not granted", nothing_special, privileged),
     "the driver's devices are allowed": ("nodes of GPUs that are not granted", nothing_special, driver_allowed),
     "no device rules": ("no device rules", nothing_special, no_rules),
@@ -266,7 +266,7 @@ def test_a_directory_that_every_user_can_exchange_is_the_hooks(starts: Starts, s
     assert started.result.returncode == 0, explain(started.result)
     assert answers(started.result.stdout)["stat", "/tmp/nvidia-mps"].startswith("d ")
     assert started.hooked == shared
-    assert (f"every user can put a link in the place of {place}/nvidia-mps" in started.log) == shared
+    assert (f"every user can replace {place}/nvidia-mps with a link" in started.log) == shared
 
 
 @RUNTIMES
