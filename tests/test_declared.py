@@ -15,7 +15,7 @@ from support.jsondiff import render_exactly
 from support.process import processor_seconds
 
 from ocigpu.bundle.declared import Declared, edit_declared, why_hook
-from ocigpu.bundle.edit import OWN_OPTIONS, SIMULATED_PROC, _digest, edit_config, rule_entries, take_back
+from ocigpu.bundle.edit import OWN_OPTIONS, SIMULATED_PROC, edit_config, entry_digest, rule_entries, take_back
 from ocigpu.bundle.from_plan import declare
 from ocigpu.core import rawjson
 from ocigpu.core.config_json import DECLARED, get_object
@@ -364,7 +364,7 @@ def test_the_annotation_is_short(host: str, devices: str, most: int) -> None:
 def annotation(listed: Any) -> str:
     """Return the annotation of an edit that put these there: lists of keys by kind."""
     keys = [(kind, key) for kind, keys in listed.items() if isinstance(keys, list) for key in keys]
-    return " ".join(_digest(kind, key if isinstance(key, list) else [key]) for kind, key in keys)
+    return " ".join(entry_digest(kind, key if isinstance(key, list) else [key]) for kind, key in keys)
 
 
 def test_digests_of_what_the_engine_has_put_there_take_nothing_away() -> None:
@@ -378,7 +378,7 @@ def test_digests_of_what_the_engine_has_put_there_take_nothing_away() -> None:
         ),
         *((part, (path,)) for part in ("maskedPaths", "readonlyPaths") for path in config["linux"][part]),
     ]
-    config["annotations"] = {DECLARED: " ".join(_digest(kind, key) for kind, key in keys)}
+    config["annotations"] = {DECLARED: " ".join(entry_digest(kind, key) for kind, key in keys)}
     take_back(config)
     assert config == {**before, "annotations": {}}
 

@@ -44,7 +44,7 @@ class RecordedContainerd:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> RecordedContainerd:
     double = RecordedContainerd(*((RECORDED / f"1.7.24-{when}.toml").read_text() for when in ("before", "after")))
-    monkeypatch.setattr(checker, "_run", double.run)
+    monkeypatch.setattr(checker, "run_check", double.run)
     monkeypatch.setattr(places, "find_program", lambda _root, name: f"/usr/bin/{name}")
     return double
 

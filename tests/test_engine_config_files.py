@@ -320,7 +320,7 @@ def test_labels_of_a_file_are_kept(host: Path) -> None:
 def test_only_one_run_at_a_time_changes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ocigpu.engines import files
 
-    monkeypatch.setattr(files, "_LOCK_SECONDS", 0)
+    monkeypatch.setattr(files, "LOCK_SECONDS", 0)
     with files.locked(), pytest.raises(OcigpuError, match="another ocigpu is changing"), files.locked():
         raise AssertionError
     with files.locked():

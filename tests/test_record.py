@@ -28,6 +28,6 @@ def test_fields_are_found_in_the_namespace_that_python_3_14_makes() -> None:
         asked.append(form)
         return {"first": int, "second": str}
 
-    make = record._NamedTupleMeta  # type: ignore[attr-defined]
+    make = record.NamedTupleMeta  # type: ignore[attr-defined]
     made = make("Made", (NamedTuple,), {"__annotate_func__": annotate, "second": "two"})
     assert (made._fields, made(1), asked) == (("first", "second"), (1, "two"), [1])

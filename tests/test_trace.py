@@ -51,7 +51,7 @@ def written(
 
     def write(use: Callable[[Trace], object]) -> list[dict[str, Any]]:
         trace = open_trace(str(tmp_path / "trace"), "hook", "c")
-        monkeypatch.setattr(log_module, "_trace", trace)
+        monkeypatch.setattr(log_module, "current_trace", trace)
         try:
             use(trace)
         finally:

@@ -222,7 +222,7 @@ def test_kernel_events_are_received_and_read_to_the_end(uevents: Uevents) -> Non
 
 @pytest.mark.root
 def test_events_that_were_lost_are_told_and_later_ones_are_received(uevents: Uevents) -> None:
-    uevents._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel takes its least
+    uevents.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel takes its least
     for _ in range(64):
         send_uevent(NULL_DEVICE)
     found = uevents.read()
@@ -436,5 +436,5 @@ def test_options_of_the_command_line_stay_when_settings_are_read_again(tmp_path:
     from_line = read_settings(str(settings))._replace(driver_root="/run/driver")
     watcher = Watch(GenerateOptions(), from_line, str(tmp_path / "a.yaml"))
     settings.write_text("no-cgroups = true\n")
-    watcher._read_settings_again()
+    watcher.reread_settings()
     assert watcher.settings == Settings(no_cgroups=True, driver_root="/run/driver", path=str(settings))

@@ -115,7 +115,7 @@ def put(config: "Entry", edit: ConfigEdit) -> None:
     if edit.rdt is not None:
         _own(draft, "linux", dict)["intelRdt"] = edit.rdt
     keys = [(kind, _KEYS[kind](entry)) for kind in edit.noted for entry in new.get(kind, ())]
-    words = [_digest(kind, key) for kind, key in keys if key]
+    words = [entry_digest(kind, key) for kind, key in keys if key]
     if words or "devices" in edit.noted:
         _own(draft, "annotations", dict)[DECLARED] = " ".join(words)
     if edit.devices:
@@ -342,7 +342,7 @@ def _remove(entries: "list[Any]", kind: str, left: "dict[str, int]") -> None:
     kept = []
     for entry in reversed(entries):
         key = _KEYS[kind](entry) if left else ()
-        digest = _digest(kind, key) if key else ""
+        digest = entry_digest(kind, key) if key else ""
         if left.get(digest):
             left[digest] -= 1
         else:
@@ -350,7 +350,7 @@ def _remove(entries: "list[Any]", kind: str, left: "dict[str, int]") -> None:
     entries[:] = reversed(kept)
 
 
-def _digest(kind: str, key: "Key") -> str:
+def entry_digest(kind: str, key: "Key") -> str:
     """Return the annotation's text for an entry of a list; it is short, because every hook receives all annotations."""
     return f"{crc32(rawjson.dump([kind, *key]).encode()):08x}"
 

@@ -227,7 +227,7 @@ def find_declared(root_fd: int, request: "Request", settings: "Settings") -> Dec
     about = (request, *read_layout(root_fd))
 
     def make() -> Declared:
-        return _make_declared(root_fd, request, settings)
+        return make_declared(root_fd, request, settings)
 
     # what compatibility libraries mean is read from them
     return make() if has_compat(root_fd) else find_kept("declared", about, settings, make)
@@ -243,7 +243,7 @@ def find_kept(
         return make()
 
 
-def _make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
+def make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
     from ocigpu.bundle.from_plan import declare
     from ocigpu.gpus.vendors import make_plan, read_facts
     from ocigpu.provision.image import read_image_facts

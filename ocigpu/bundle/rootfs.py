@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Covers = dict[str, dict[str, Any]]
 
-_YOUNG_NS = 120_000_000_000
+YOUNG_NS = 120_000_000_000
 """Age in seconds below which a link or file may belong to a start that can still fail, and would then remove it."""
 MAX_LD_CACHE = 8 << 20
 MAX_PATH = 4096
@@ -188,7 +188,7 @@ class RootDirectory:
 
 
 def _is_young(status: os.stat_result) -> bool:
-    return time.time_ns() - status.st_ctime_ns < _YOUNG_NS
+    return time.time_ns() - status.st_ctime_ns < YOUNG_NS
 
 
 def _renew_link(parent_fd: int, name: str, target: str, owner: os.stat_result) -> None:

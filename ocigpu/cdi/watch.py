@@ -143,15 +143,15 @@ class Uevents:
     def __init__(self) -> None:
         from pyroute2.netlink.uevent import MONITOR_GROUP_KERNEL, UeventSocket  # here: it costs 130 ms
 
-        self._socket = UeventSocket()
+        self.socket = UeventSocket()
         try:
-            self._socket.bind(groups=MONITOR_GROUP_KERNEL)
+            self.socket.bind(groups=MONITOR_GROUP_KERNEL)
         except OSError:
-            self._socket.close()
+            self.socket.close()
             raise
 
     def fileno(self) -> int:
-        return int(self._socket.fileno())
+        return int(self.socket.fileno())
 
     def read(self) -> list[str]:
         """Return the events that wait, in words, and only those that may concern GPUs."""
@@ -159,7 +159,7 @@ class Uevents:
         while True:
             try:
                 # Not get(): it reads ahead into a queue, which select(2) does not see, and ends for good at ENOBUFS.
-                data = self._socket.recv(_LARGEST_EVENT, socket.MSG_DONTWAIT)
+                data = self.socket.recv(_LARGEST_EVENT, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return found
             except OSError as error:
@@ -167,13 +167,13 @@ class Uevents:
                     raise
                 found.append("events were lost")
                 continue
-            for event in self._socket.marshal.parse(data):
+            for event in self.socket.marshal.parse(data):
                 text = describe_event(event)
                 if text:
                     found.append(text)
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
 
 class Watch:
@@ -283,7 +283,7 @@ class Watch:
 
     def _refresh(self, observed: Observed, reasons: tuple[str, ...]) -> None:
         if self._done and observed.settings_file != self._done.settings_file:
-            self._read_settings_again()
+            self.reread_settings()
             observed = observe(self.settings)
         refreshed = refresh(self.options, self.settings, self.path, self.newest)
         self._done = self._seen = observed
@@ -303,7 +303,7 @@ class Watch:
         self.log.new("notes", "warning", (*refreshed.notes, *refreshed.skipped, *([links] if links else [])))
         notify_service_manager(f"STATUS={refreshed.path} is up to date")
 
-    def _read_settings_again(self) -> None:
+    def reread_settings(self) -> None:
         path = self.settings.path if self.settings.path != DEFAULT_PATH else ""
         try:
             self.settings = read_settings(path)._replace(**self._overrides)

@@ -154,7 +154,7 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
 
     def look(proc_fd: int) -> list[str]:
         root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
-        groups = _read_groups(proc_fd)
+        groups = read_groups(proc_fd)
         return [
             ("there" if action.gid in groups else "missing")
             if isinstance(action, JoinGroup)
@@ -176,7 +176,7 @@ def _look_at_steps(plan: Plan, container: Container) -> tuple[list[Step], list[s
     return plan_steps(plan, now), notes
 
 
-def _read_groups(proc_fd: int) -> set[int]:
+def read_groups(proc_fd: int) -> set[int]:
     """Return the groups that a process is in."""
     status = parse_status(read_proc("status", proc_fd))
     return {int(word) for name in ("Gid:", "Groups:") for word in status.get(name, ())}

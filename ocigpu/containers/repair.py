@@ -160,7 +160,7 @@ class GrantKeeper:
             except (OcigpuError, OSError) as error:
                 self._put_off(key, container, str(error))
         # all at once: one after another, those whose files never answer would keep the others waiting
-        look = functools.partial(_look_at_image, self._facts().driver_version)
+        look = functools.partial(inspect_image, self._facts().driver_version)
         problems = look_into([container for container, _ in changed.values()], look) if changed else []
         deadline = time.monotonic() + ROUND
         for (key, (container, stamp)), (_, problem) in zip(changed.items(), problems, strict=True):
@@ -197,7 +197,7 @@ class GrantKeeper:
         return bool(repaired.lost)
 
 
-def _look_at_image(version: str, proc_fd: int) -> None:
+def inspect_image(version: str, proc_fd: int) -> None:
     """Look at the files of a container as :func:`open_live` does: that may never end."""
     root_fd = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
     try:

@@ -59,7 +59,7 @@ class _Record(tuple):  # type: ignore[type-arg]
         return tuple(self)
 
 
-class _NamedTupleMeta(type):
+class NamedTupleMeta(type):
     def __new__(mcs, name, bases, namespace):  # type: ignore[no-untyped-def]
         if not bases:
             return super().__new__(mcs, name, bases, namespace)
@@ -78,5 +78,5 @@ if TYPE_CHECKING:
     from typing import NamedTuple
 else:
 
-    class NamedTuple(metaclass=_NamedTupleMeta):
+    class NamedTuple(metaclass=NamedTupleMeta):
         """Base class: what is declared as a subclass becomes a record, its methods kept."""

@@ -65,7 +65,7 @@ def begin_lacks(containers: Sequence[Container], settings: Settings, closing: Ex
     shares = min(len(os.sched_getaffinity(0)), -(-len(containers) // SHARE))
     children = []
     for share in range(shares):
-        children.append(begin_child(partial(_ask, containers[share::shares], settings), SECONDS))
+        children.append(begin_child(partial(find_lacks, containers[share::shares], settings), SECONDS))
         closing.callback(children[-1].close)
     return children
 
@@ -96,7 +96,7 @@ def ask_for_lacks(
     return lacks
 
 
-def _ask(containers: Sequence[Container], settings: Settings) -> list[tuple[Lack, _Image | None]]:
+def find_lacks(containers: Sequence[Container], settings: Settings) -> list[tuple[Lack, _Image | None]]:
     """A request for all GPUs is every CUDA image's and says nothing."""
     facts = read_host_facts(settings)
     rows: list[tuple[Lack, _Image | None]] = []

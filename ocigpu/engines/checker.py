@@ -20,7 +20,7 @@ def program_version(root: str, engine: str) -> tuple[int, int] | None:
     program = places.find_program(root, places.PROGRAMS[engine]) if root == "/" else ""
     if not program:
         return None
-    major, _, rest = places.parse_release(_run([program, "--version"]).output).partition(".")
+    major, _, rest = places.parse_release(run_check([program, "--version"]).output).partition(".")
     return (int(major), int(rest.partition(".")[0])) if major else None
 
 
@@ -50,9 +50,9 @@ def check(engine: str, main: str, texts: Mapping[str, str | None], meant: Meant)
 
 def _check_docker(program: str, directory: str, main: str, texts: Mapping[str, str | None]) -> str:
     text = texts.get(main)
-    if text is None or "--validate" not in _run([program, "--help"]).output:  # Docker before 23
+    if text is None or "--validate" not in run_check([program, "--help"]).output:  # Docker before 23
         return ""
-    _require(program, _run([program, "--validate", "--config-file", _write(directory, "daemon.json", text)]), main)
+    _require(program, run_check([program, "--validate", "--config-file", _write(directory, "daemon.json", text)]), main)
     return "dockerd --validate"
 
 
@@ -113,7 +113,7 @@ def _dump(program: str, directory: str, name: str, main: str, texts: Mapping[str
     if is_cri_off(data):
         changes.append(ValueChange(("disabled_plugins",), [x for x in data["disabled_plugins"] if x not in CRI_NAMES]))
     text, _ = apply_changes(main, text or "version = 2\n", changes)
-    return _run([program, "--config", _write(directory, f"{name}.toml", text), "config", "dump"])
+    return run_check([program, "--config", _write(directory, f"{name}.toml", text), "config", "dump"])
 
 
 def _leaves(data: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -151,7 +151,7 @@ def _check_podman(program: str, directory: str, main: str, texts: Mapping[str, s
     if text is None:
         return ""
     path = _write(directory, "containers.conf", text)
-    result = _run([program, "--version"], CONTAINERS_CONF=path)
+    result = run_check([program, "--version"], CONTAINERS_CONF=path)
     _require(program, result, main)
     return "podman --version"
 
@@ -162,7 +162,7 @@ def _check_crio(program: str, directory: str, main: str, texts: Mapping[str, str
         text = texts[path] if path in texts else places.read_file("/", path)
         if text is not None:
             _write(directory, os.path.basename(path), text)
-    _require(program, _run([program, "--config-dir", directory, "config"]), main)
+    _require(program, run_check([program, "--config-dir", directory, "config"]), main)
     return "crio config"
 
 
@@ -176,7 +176,7 @@ def _write(directory: str, name: str, text: str) -> str:
     return path
 
 
-def _run(command: Sequence[str], **variables: str) -> Finished:
+def run_check(command: Sequence[str], **variables: str) -> Finished:
     environment = {"PATH": ":".join(places.DAEMON_PATH), "HOME": os.path.expanduser("~"), **variables}
     try:
         return run_program(command, _SECONDS, env=environment)

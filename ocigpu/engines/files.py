@@ -15,7 +15,7 @@ from ocigpu.system.paths import MAX_LINKS, make_directories, open_in_root, opene
 from ocigpu.system.store import open_lock
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_LOCK_SECONDS = 30
+LOCK_SECONDS = 30
 _PLAIN_MODE = 0o644
 
 
@@ -219,7 +219,7 @@ def locked() -> Iterator[None]:
         fd = open_lock("engine.lock")
         if fd < 0:
             fd = os.open(os.path.expanduser("~"), _DIRECTORY | os.O_CLOEXEC)
-        with holding(fd, busy, _LOCK_SECONDS):
+        with holding(fd, busy, LOCK_SECONDS):
             yield
     except OSError as error:
         raise OcigpuError("OCIGPU-ENG-4", f"lock {error.filename or 'file'}: {error.strerror}") from error

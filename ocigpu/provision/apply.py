@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ocigpu.core.settings import Settings
     from ocigpu.provision.operations.transaction import Sources
 
-_FORCE_MOUNT2 = False
+FORCE_MOUNT2 = False
 """Use mount(2) even where the newer calls work: for tests of old kernels' way."""
 
 
@@ -151,7 +151,7 @@ def _open_host_files(plan: "Plan", settings: "Settings", sources: bool = True) -
     ``sources``: also open what will be mounted.  Raises ApplyError OCIGPU-LD-1 for an ldconfig that cannot be used.
     """
     _load_late()
-    new_calls = libc.has_mount_setattr() and not _FORCE_MOUNT2
+    new_calls = libc.has_mount_setattr() and not FORCE_MOUNT2
     ldconfig_fd = backup_fd = -1
     try:
         for action in plan.actions:

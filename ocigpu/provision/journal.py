@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Entry: TypeAlias = dict[str, Any]
 
-_MEMORY = 4 << 20  # bytes of address space; pages that are not written cost nothing
+MEMORY = 4 << 20  # bytes of address space; pages that are not written cost nothing
 _STEP = 2048  # bytes at the end of it: the step that the worker is at
 
 
@@ -24,7 +24,7 @@ class Journal:
     """The journal of one worker, in memory that processes forked later share with us; ``entries``: those we wrote."""
 
     def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, _MEMORY + _STEP)
+        self.memory = mmap.mmap(-1, MEMORY + _STEP)
         self.entries: "list[Entry]" = []
         self._end = 0
 

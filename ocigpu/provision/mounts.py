@@ -426,7 +426,7 @@ def has_neighbours(root_fd: int, own_proc: str = ".") -> bool:
         return False
     seen, known = {own}, set[str]()
     for _ in range(_MAX_ROUNDS):
-        new = set(filter(str.isdecimal, _names(f"{own_proc}/.."))) - known  # containers may have begun meanwhile
+        new = set(filter(str.isdecimal, list_names(f"{own_proc}/.."))) - known  # containers may have begun meanwhile
         if not new:
             return False
         known |= new
@@ -462,7 +462,7 @@ def _is_used(table: "dict[int, Mount]", place: tuple[str, str]) -> bool:
     return bool(roots) and any(mount.parent in roots and mount.mnt_id not in roots for mount in table.values())
 
 
-def _names(path: str) -> list[str]:
+def list_names(path: str) -> list[str]:
     try:
         return os.listdir(path)
     except OSError:

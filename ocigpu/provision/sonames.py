@@ -81,7 +81,7 @@ class _Folder:
         done = {os.path.basename(target) for name, target in linked.items() if _is_version(name, target)}
         compared = sorted(self.files, key=self.mounted.__contains__, reverse=True)[:MAX_READ]
         wanted = [name for name in compared if name not in done and (name in self.mounted or not self._has_link(name))]
-        wanted.sort(key=lambda name: (name in self.mounted, _version(name)), reverse=True)
+        wanted.sort(key=lambda name: (name in self.mounted, version_key(name)), reverse=True)
         taken = {*self.files, *self.others, *(os.path.basename(path) for path in made)}
         found: dict[str, str] = {}
         for name in wanted:
@@ -125,7 +125,7 @@ def _is_version(link: str, target: str) -> bool:
     return _stem(link) == _stem(target) and ".so." in link and "/" not in target
 
 
-def _version(name: str) -> "list[tuple[int, str]]":
+def version_key(name: str) -> "list[tuple[int, str]]":
     """Return a key by which names compare as glibc's ldconfig compares them: digits as numbers, above letters."""
     key: "list[tuple[int, str]]" = []
     digits = ""

@@ -77,7 +77,7 @@ class Built:
     paths: tuple[str, ...] = ()
 
 
-class _Compiler:
+class Compiler:
     """The machine's C compiler; everything it makes on the way lies in ``scratch``."""
 
     def __init__(self, scratch: Path, name: str = "") -> None:
@@ -125,7 +125,7 @@ def build(root: Path, table: bytes, driver_version: str, model: Model, *, compat
     """
     scratch = root / ".build"
     scratch.mkdir()
-    compiler = _Compiler(scratch)
+    compiler = Compiler(scratch)
     wanted = [library for library in LIBRARIES if model.fabric or not library.fabric]
     if model.tegra:
         wanted = [LibrarySource(**table) for table in read_tables()["tegra-built"]["libraries"]]
@@ -202,7 +202,7 @@ def place_few(root: Path, table: bytes, driver_version: str, sources: Sequence[s
 def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str] = _ANSWERING) -> None:
     """Compile into ``directory`` what :func:`place_few` takes, with empty tables; "" is this machine's compiler."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        compiler = _Compiler(Path(scratch), compiler_name)
+        compiler = Compiler(Path(scratch), compiler_name)
         stub = _libc_stub(compiler, compiler.object("blank", "blank.c"), "libc64")
         for library in (library for library in LIBRARIES if library.source in sources):
             item = compiler.object(library.source, f"{library.source}.c")
@@ -233,7 +233,7 @@ def prebuild(directory: Path, native: bool = False) -> list[str]:
     return made
 
 
-def _libc_stub(compiler: _Compiler, item: Path, name: str, *flags: str) -> list[str | Path]:
+def _libc_stub(compiler: Compiler, item: Path, name: str, *flags: str) -> list[str | Path]:
     """Return linker arguments that make a library need libc.so.6 without binding it to this machine's versions.
 
     The driver's libraries need libc.so.6 as well (ldconfig lists them as "libc6" for it); a library linked against
@@ -247,7 +247,7 @@ def _libc_stub(compiler: _Compiler, item: Path, name: str, *flags: str) -> list[
 
 
 def _link(
-    compiler: _Compiler, target: Path, library: LibrarySource, version: str, item: Path, extra: Sequence[str | Path]
+    compiler: Compiler, target: Path, library: LibrarySource, version: str, item: Path, extra: Sequence[str | Path]
 ) -> str:
     directory = target / library.directory
     directory.mkdir(parents=True, exist_ok=True)
@@ -261,7 +261,7 @@ def _link(
     return ""
 
 
-def _build_32(compiler: _Compiler, root: Path, version: str, notes: list[str]) -> int:
+def _build_32(compiler: Compiler, root: Path, version: str, notes: list[str]) -> int:
     """Make the 32-bit libraries: blank ones, as nothing runs them; returns their number, 0 where -m32 does not work."""
     target = root / "usr/lib/i386-linux-gnu"
     libraries = [library for library in LIBRARIES if library.bits32]
@@ -288,7 +288,7 @@ def _succeed(failure: str) -> None:
 
 
 def _build_programs(
-    compiler: _Compiler, root: Path, table: bytes, names: Sequence[str], notes: list[str]
+    compiler: Compiler, root: Path, table: bytes, names: Sequence[str], notes: list[str]
 ) -> tuple[str, ...]:
     """Compile nvidia-smi, the first of these names, statically where possible, and give it the others."""
     directory = root / "usr/bin"
@@ -302,7 +302,7 @@ def _build_programs(
     return tuple(names)
 
 
-def _compile_program(compiler: _Compiler, program: Path) -> bool:
+def _compile_program(compiler: Compiler, program: Path) -> bool:
     """Compile nvidia-smi; return whether it is static."""
     arguments: list[str | Path] = [*_FLAGS, "-s", SOURCES / "smi.c", "-o", program]
     static = not compiler.run("-static", *arguments)

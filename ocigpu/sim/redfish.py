@@ -81,7 +81,7 @@ def _by_path(*resources: dict[str, Any]) -> dict[str, Any]:
     return {one["@odata.id"]: {"Id": one["@odata.id"].rpartition("/")[2], **one} for one in resources}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class RedfishHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: "_Server"
@@ -144,7 +144,7 @@ class _Server(ThreadingHTTPServer):
 class RedfishService:
     """The service of a simulated host, while the context lasts; ``handler`` answers in another way, for tests."""
 
-    def __init__(self, directory: str, tls: str, handler: type[_Handler] = _Handler, port: int = 0) -> None:
+    def __init__(self, directory: str, tls: str, handler: type[RedfishHandler] = RedfishHandler, port: int = 0) -> None:
         """``tls``: directory with cert.pem and key.pem, made here when they are not there."""
         self.directory, self.asked = directory, list[str]()
         self.tasks, self.made = dict[str, list[str]](), dict[str, Any]()

@@ -66,18 +66,18 @@ def _append(path: str, line: str) -> None:
         os.close(fd)
 
 
-_trace: "Trace | None" = None
+current_trace: "Trace | None" = None
 _step: "Any" = None
 _on_step: "Callable[[], None] | None" = None
 
 
 def begin_trace(path: str, process: str, container: str = "") -> str:
     """Write the steps of this process, and of its children, to a file from now on; returns why not, "" if so."""
-    global _trace  # noqa: PLW0603 - steps are taken in many modules, and a process has one trace
+    global current_trace  # noqa: PLW0603 - steps are taken in many modules, and a process has one trace
     from ocigpu.system.trace import open_trace
 
     try:
-        _trace = open_trace(path, process, container)
+        current_trace = open_trace(path, process, container)
     except OSError as error:
         return f"this start is not traced: {printable(path)}: {error.strerror}"
     return ""
@@ -85,12 +85,16 @@ def begin_trace(path: str, process: str, container: str = "") -> str:
 
 def get_trace() -> "Trace | None":
     """Return the trace of this process, if there is one."""
-    return _trace
+    return current_trace
 
 
 def trace_problem() -> str:
     """Return a note on a trace that could not be written to its end, else ""."""
-    return f"the trace is incomplete: {_trace.problem}" if _trace is not None and _trace.problem else ""
+    return (
+        f"the trace is incomplete: {current_trace.problem}"
+        if current_trace is not None and current_trace.problem
+        else ""
+    )
 
 
 class step:  # noqa: N801 - reads as a statement
@@ -110,13 +114,13 @@ class step:  # noqa: N801 - reads as a statement
         touched[0] = ""
         if _on_step is not None:
             _on_step()
-        self._began = _trace.begin() if _trace is not None else 0
+        self._began = current_trace.begin() if current_trace is not None else 0
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         global _step  # noqa: PLW0603 - as above
         _step = self._before
-        if _trace is not None and self._began:
-            _trace.end(self._what, self._began, error)
+        if current_trace is not None and self._began:
+            current_trace.end(self._what, self._began, error)
 
 
 def current_step() -> str:
@@ -133,8 +137,8 @@ def follow_steps(function: "Callable[[], None]") -> None:
 
 def mark(action: str, path: str = "", reason: str = "") -> None:
     """Write a line about a moment to the trace."""
-    if _trace is not None:
-        _trace.write((action, path, reason))
+    if current_trace is not None:
+        current_trace.write((action, path, reason))
 
 
 def say(text: str) -> None:
@@ -157,8 +161,8 @@ def report_failure(program: str, error: Exception, log: Log) -> int:
         if os.environ.get("OCIGPU_DEBUG"):
             raise error
         error = as_own_error(error)
-    if _trace is not None:
-        _trace.write(("failed", program), error=error)
+    if current_trace is not None:
+        current_trace.write(("failed", program), error=error)
     text = error.render(program)
     log.write("error", text.replace("\n", "; "))
     say(text)

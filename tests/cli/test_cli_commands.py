@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocigpu import __version__
-from ocigpu.cli.containers.plan import _join
+from ocigpu.cli.containers.plan import join_reasons
 from ocigpu.cli.front import show
 from ocigpu.cli.front.common import load_settings
 from ocigpu.cli.front.main import COMMANDS, main
@@ -95,7 +95,7 @@ def test_plan_shows_every_step_below_its_reason(run: Run, record: Record, facts:
     ],
 )
 def test_several_reasons_are_said_as_one(reasons: list[str], expected: str) -> None:
-    assert _join(reasons) == expected
+    assert join_reasons(reasons) == expected
 
 
 def test_plan_of_a_simulated_host_says_so_in_its_first_line(run: Run, record: Record, facts: HostFacts) -> None:
@@ -521,7 +521,7 @@ def test_an_interrupt_is_silent(monkeypatch: pytest.MonkeyPatch, run: Run) -> No
 
 def test_progress_is_plain_lines_outside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(delay=1000) as progress:
-        progress._begin()
+        progress.begin()
         progress("compiling libcuda.so.1")
         progress("making device nodes")
     assert capsys.readouterr().err == "compiling libcuda.so.1\nmaking device nodes\n"
@@ -531,7 +531,7 @@ def test_progress_that_comes_late_starts_with_the_step_it_is_at(capsys: pytest.C
     with Progress(delay=1000) as progress:
         progress("over already")
         progress("compiling libcuda.so.1")
-        progress._begin()
+        progress.begin()
     assert capsys.readouterr().err == "compiling libcuda.so.1\n"
 
 

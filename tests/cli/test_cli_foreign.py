@@ -12,7 +12,7 @@ ESCAPES = "lib\x1b]0;owned\x07\x9b2J.so"
 @pytest.mark.parametrize("states", [True, False])
 def test_steps_of_a_plan(capsys: pytest.CaptureFixture[str], states: bool) -> None:
     step = Step(what=f"bind {ESCAPES}", source=ESCAPES, reason=f"the image's {ESCAPES}")
-    plan._print_each([step], states)
+    plan.print_each([step], states)
     said = capsys.readouterr().out
     assert "owned" in said
     assert said.replace("\n", "").isprintable()

@@ -256,7 +256,7 @@ def test_a_cause_is_of_the_messages_engine_and_a_note_is_none(run: Run, monkeypa
         Finding("note", "Docker is from a snap", seen, ("snap fix",), "docker-snap"),
         Finding("warning", "another context", seen, ("context fix",), "docker-context"),
     ]
-    monkeypatch.setattr("ocigpu.cli.containers.explain._look_here", findings_of(*items))
+    monkeypatch.setattr("ocigpu.cli.containers.explain.inspect_here", findings_of(*items))
     _, out, _ = run("explain", "docker: Error response from daemon: unknown or invalid runtime name: nvidia")
     assert "docker fix" in out
     assert "context fix" in out

@@ -33,7 +33,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[EngineStatus]:
     """The engines of this machine, for a test to fill; no container runs."""
     found: list[EngineStatus] = []
     monkeypatch.setattr("ocigpu.engines.status.find_engines", lambda: found)
-    monkeypatch.setattr(setup, "_stopped_by_restart", lambda: ())
+    monkeypatch.setattr(setup, "stopped_by_restart", lambda: ())
     return found
 
 
@@ -42,21 +42,21 @@ LINK = ("/usr/local/bin/nvidia-container-runtime-hook", "/usr/bin/ocigpu-hook")
 
 def test_an_engine_that_does_not_run_is_not_started(running: list[EngineStatus]) -> None:
     running.append(EngineStatus("docker", "", True, False, "/etc/docker/daemon.json"))
-    assert setup._plan_restarts([work("docker", "docker", LINK)], []) == []
+    assert setup.plan_restarts([work("docker", "docker", LINK)], []) == []
 
 
 def test_k3s_is_not_taken_for_the_systems_containerd(running: list[EngineStatus]) -> None:
     running.append(
         EngineStatus("containerd", "k3s", True, True, "/var/lib/rancher/k3s/agent/etc/containerd/config.toml")
     )
-    assert setup._plan_restarts([work("containerd", "containerd", LINK)], []) == []
+    assert setup.plan_restarts([work("containerd", "containerd", LINK)], []) == []
 
 
 def test_a_dockerd_that_has_not_read_its_file_is_restarted(running: list[EngineStatus]) -> None:
     """Its files were written before, by engine configure or by a setup that was interrupted."""
     running.append(EngineStatus("docker", "", True, True, "/etc/docker/daemon.json"))
-    assert setup._plan_restarts([work("docker", "docker")], []) == []
-    assert [one.command for one in setup._plan_restarts([work("docker", "docker")], [UNREAD])] == [
+    assert setup.plan_restarts([work("docker", "docker")], []) == []
+    assert [one.command for one in setup.plan_restarts([work("docker", "docker")], [UNREAD])] == [
         "systemctl restart docker"
     ]
 
@@ -92,7 +92,7 @@ VARIABLES = " -e NVIDIA_VISIBLE_DEVICES=all -e AMD_VISIBLE_DEVICES=all"
     ],
 )
 def test_the_line_to_type_is_for_the_gpus_that_are_there(way: str, vendors: tuple[str, ...], line: str) -> None:
-    assert setup._typed(way, vendors) == line
+    assert setup.typed(way, vendors) == line
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_line_to_type_is_for_the_gpus_that_are_there(way: str, vendors: tupl
 )
 def test_the_exit_status_is_the_worst(failed: bool, stays: bool, dry_run: bool, passed: bool, status: int) -> None:
     works = [work("docker", "docker"), work("podman", "podman", failed=failed)]
-    assert setup._status(works, stays, dry_run, passed) == status
+    assert setup.result_status(works, stays, dry_run, passed) == status
 
 
 def test_a_machine_without_the_client_or_systemctl_ends_with_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +117,6 @@ def test_a_machine_without_the_client_or_systemctl_ends_with_no_traceback(monkey
 
     monkeypatch.setattr(subprocess, "run", missing)
     monkeypatch.setattr(setup, "BOOTED", "/")
-    assert not setup._is_active("k3s")
-    setup._await(["docker", "version"])
-    assert setup._restart(setup.Restart("k3s", "systemctl restart k3s"))["status"] == 1
+    assert not setup.is_active("k3s")
+    setup.await_restart(["docker", "version"])
+    assert setup.restart_engine(setup.Restart("k3s", "systemctl restart k3s"))["status"] == 1

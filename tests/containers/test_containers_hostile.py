@@ -123,7 +123,7 @@ def test_many_that_never_answer_keep_the_keeper_no_longer_than_one(
     many = [found._replace(id=f"c{number}", state_file=file) for number, file in enumerate(files)]
     monkeypatch.setattr("ocigpu.containers.repair.find_containers", lambda _: (many, []))
     monkeypatch.setattr("ocigpu.containers.repair.read_stamp", lambda _: "changed")
-    monkeypatch.setattr("ocigpu.containers.repair._look_at_image", lambda *_: time.sleep(600))
+    monkeypatch.setattr("ocigpu.containers.repair.inspect_image", lambda *_: time.sleep(600))
     monkeypatch.setattr("ocigpu.containers.child.ask_each.__defaults__", (2.0,))
     begin = time.monotonic()
     keeper.look()

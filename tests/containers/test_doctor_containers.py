@@ -52,7 +52,7 @@ def test_containers_that_cannot_be_looked_into_are_not_called_well(
     monkeypatch: pytest.MonkeyPatch,
     ask: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(running, "_ask", ask)
+    monkeypatch.setattr(running, "find_lacks", ask)
     monkeypatch.setattr(running, "SECONDS", 0.1)
     with container(make_bundle(WAITING, GPU_3), runtime_environment, host=simulated_host) as made:
         host = Host(config=made.environment["OCIGPU_CONFIG"], states=(str(made.state),))

@@ -20,7 +20,7 @@ from ocigpu.containers import asked, child
 from ocigpu.containers.asked import tell_origin
 from ocigpu.containers.believed import Container
 from ocigpu.containers.child import ask_child
-from ocigpu.containers.explain import _read_groups
+from ocigpu.containers.explain import read_groups
 from ocigpu.gpus.request import Request
 from ocigpu.system.paths import opened
 
@@ -222,11 +222,11 @@ def test_a_name_that_a_process_chose_puts_it_into_no_group() -> None:
     name = Path("/proc/self/comm")
     before = name.read_bytes()
     with opened(os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)) as proc_fd:
-        groups = _read_groups(proc_fd)
+        groups = read_groups(proc_fd)
         assert os.getgid() in groups
         try:
             name.write_bytes(b"x\rGroups:\t4711")
-            assert _read_groups(proc_fd) == groups
+            assert read_groups(proc_fd) == groups
         finally:
             name.write_bytes(before)
 

@@ -35,13 +35,13 @@ class Starts:
     def __init__(self, host: Path, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host, self.image, self.made = host, image, 0
         self.settings = Settings(simulation_root=str(host), mode="spec")
-        real = hookless._make_declared
+        real = hookless.make_declared
 
         def count(root_fd: int, request: Request, settings: Settings) -> Declared:
             self.made += 1
             return real(root_fd, request, settings)
 
-        monkeypatch.setattr(hookless, "_make_declared", count)
+        monkeypatch.setattr(hookless, "make_declared", count)
 
     def request(self, devices: str = "all", **variables: str) -> Request:
         asked = {"NVIDIA_VISIBLE_DEVICES": devices, "NVIDIA_DRIVER_CAPABILITIES": "all", **variables}

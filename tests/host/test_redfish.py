@@ -29,8 +29,8 @@ from ocigpu.sim.redfish import (
     ROOT,
     SYSTEM,
     USER,
+    RedfishHandler,
     RedfishService,
-    _Handler,
     make_certificate,
     make_chain,
     sign,
@@ -180,7 +180,7 @@ def test_a_machine_that_says_nothing_at_all_ends_in_time() -> None:
         read_firmware(Redfish(f"https://127.0.0.1:{server.getsockname()[1]}", GOOD, deadline=0.3))
 
 
-class Trickling(_Handler):
+class Trickling(RedfishHandler):
     """Sends a byte each time just before a wait for one would end."""
 
     def do_GET(self) -> None:
@@ -191,7 +191,7 @@ class Trickling(_Handler):
             self.wfile.write(b" ")
 
 
-class TricklingHeaders(_Handler):
+class TricklingHeaders(RedfishHandler):
     def do_GET(self) -> None:
         self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
         while not stop.wait(0.02):
@@ -202,7 +202,7 @@ stop = threading.Event()
 
 
 @pytest.mark.parametrize("handler", [Trickling, TricklingHeaders])
-def test_answers_that_come_a_byte_at_a_time_end_in_time(host: str, tls: str, handler: type[_Handler]) -> None:
+def test_answers_that_come_a_byte_at_a_time_end_in_time(host: str, tls: str, handler: type[RedfishHandler]) -> None:
     stop.clear()
     with RedfishService(host, tls, handler) as service:
         error = refusal(service, deadline=0.5)
@@ -210,7 +210,7 @@ def test_answers_that_come_a_byte_at_a_time_end_in_time(host: str, tls: str, han
     assert (error.code, "no answer within 0.5 s" in error.message) == ("OCIGPU-FW-1", True)
 
 
-class Closing(_Handler):
+class Closing(RedfishHandler):
     """Closes each connection without having said so."""
 
     def answer(self, status: int, document: Any) -> None:
@@ -223,10 +223,10 @@ def test_a_connection_that_was_closed_meanwhile_is_made_again(host: str, tls: st
         assert len(ask(service).components) == 3
 
 
-def answering(data: bytes, status: int = 200, **headers: str) -> type[_Handler]:
+def answering(data: bytes, status: int = 200, **headers: str) -> type[RedfishHandler]:
     """Return a handler that answers everything with these bytes."""
 
-    class Same(_Handler):
+    class Same(RedfishHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             for name, value in headers.items():
@@ -390,7 +390,7 @@ def test_the_root_of_trust_measures_where_that_is_offered(host: str, tls: str) -
     assert {one.versions.get("measurement root", root) for one in found.components} == {root}
 
 
-class Replaying(_Handler):
+class Replaying(RedfishHandler):
     """Says what it has said to another nonce."""
 
     def answer(self, status: int, document: Any) -> None:
@@ -399,7 +399,7 @@ class Replaying(_Handler):
         super().answer(status, document)
 
 
-class Forging(_Handler):
+class Forging(RedfishHandler):
     """Says that all is well, with the signature of what was asked."""
 
     def answer(self, status: int, document: Any) -> None:
@@ -410,7 +410,7 @@ class Forging(_Handler):
         super().answer(status, document)
 
 
-class Vouching(_Handler):
+class Vouching(RedfishHandler):
     """Has the certificates of another component."""
 
     def answer(self, status: int, document: Any) -> None:
@@ -419,7 +419,7 @@ class Vouching(_Handler):
         super().answer(status, document)
 
 
-class Relaying(_Handler):
+class Relaying(RedfishHandler):
     """Has the first GPU measured whichever is asked for."""
 
     def do_GET(self) -> None:
@@ -435,12 +435,12 @@ class Relaying(_Handler):
         super().answer(status, document)
 
 
-class Failing(_Handler):
+class Failing(RedfishHandler):
     def answer(self, status: int, document: Any) -> None:
         super().answer(status, {"TaskState": "Exception"} if document.get("TaskState") == "Completed" else document)
 
 
-class Endless(_Handler):
+class Endless(RedfishHandler):
     def answer(self, status: int, document: Any) -> None:
         super().answer(status, {"TaskState": "Running"} if "TaskState" in document and status == 200 else document)
 
@@ -457,7 +457,7 @@ class Endless(_Handler):
     ],
 )
 def test_measurements_that_do_not_come_or_are_old(
-    host: str, tls: str, handler: type[_Handler], code: str, message: str
+    host: str, tls: str, handler: type[RedfishHandler], code: str, message: str
 ) -> None:
     with RedfishService(host, tls, handler) as service:
         error = refusal(service, measurements=True, deadline=1.0 if handler is Endless else 60.0)

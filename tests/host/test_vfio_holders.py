@@ -113,7 +113,7 @@ def test_a_device_that_does_not_say_which_it_is_counts_unless_another_group_expl
         assert Holder(pid, "python", "anon_inode:[eventfd]") in [
             one._replace(command="python") for one in read_holders(FIRST, roots)
         ]
-        monkeypatch.setattr(holders, "_device_of", lambda _name: SECOND)
+        monkeypatch.setattr(holders, "device_of", lambda _name: SECOND)
         assert pid not in [one.pid for one in read_holders(FIRST, roots)]
         assert pid in [one.pid for one in read_holders(SECOND, roots)]
 

@@ -221,7 +221,7 @@ def test_what_is_wrong_is_one_line(lab: Lab, caas: Run, words: list[str], status
 def test_a_request_whose_answer_is_lost_makes_one_container(
     lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, calls = caas_client.CaasClient._send, []
+    send, calls = caas_client.CaasClient.send, []
 
     def lose(self: Any, method: str, *rest: Any) -> Any:
         connection, answer = send(self, method, *rest)
@@ -231,7 +231,7 @@ def test_a_request_whose_answer_is_lost_makes_one_container(
             raise self._away(ConnectionResetError("reset"))
         return connection, answer
 
-    monkeypatch.setattr(caas_client.CaasClient, "_send", lose)
+    monkeypatch.setattr(caas_client.CaasClient, "send", lose)
     before = len(lab.server.store.list_containers("landon", limit=200))
     assert caas("run", IMAGE)[0] == 0
     assert len(lab.server.store.list_containers("landon", limit=200)) == before + 1

@@ -81,14 +81,14 @@ def probe(lab: Lab, path: str = "/healthz") -> tuple[int, bytes]:
 
 
 def when_health_is_shown(monkeypatch: pytest.MonkeyPatch, note: Callable[[], None]) -> None:
-    answer = Api._answer
+    answer = Api.answer
 
     async def note_and_answer(api: Api, endpoint: Endpoint, *more: Any) -> Any:
         if endpoint.handler is about.show_health:
             note()
         return await answer(api, endpoint, *more)
 
-    monkeypatch.setattr(Api, "_answer", note_and_answer)
+    monkeypatch.setattr(Api, "answer", note_and_answer)
 
 
 def test_one_tenancys_requests_wait_for_each_other_and_nobody_else_for_them(
@@ -195,7 +195,7 @@ def test_turns_go_round_the_tenancies() -> None:
     async def run() -> None:
         turns = Turns()
         await asyncio.gather(*(work(turns, who) for who in "aaaabbc"))
-        assert not turns._each  # nobody who has gone is remembered
+        assert not turns.waiting_by_owner  # nobody who has gone is remembered
 
     asyncio.run(run())
     assert order == list("abcabaa")
@@ -218,7 +218,7 @@ def test_a_credential_has_so_many_requests_a_second(tmp_path: Path) -> None:
         rates.charge(str(number))
     now = 1000.0
     rates.charge("last")
-    assert len(rates._paid_at) == 1
+    assert len(rates.paid_at) == 1
     with make_lab(tmp_path, rate=0.5) as lab:
         first, second = lab.key(), lab.key()
         assert lab.ask("POST", PATH, first, b" " * MAX_BODY).body["code"] == "request_invalid"
@@ -251,7 +251,7 @@ def test_nothing_of_a_connection_that_ended_is_kept(lab: Lab) -> None:
 
     def left() -> int:
         gc.collect()
-        return sum(isinstance(one, server._Protocol) for one in gc.get_objects())
+        return sum(isinstance(one, server.HttpProtocol) for one in gc.get_objects())
 
     wait_for("them to go", lambda: left() <= 1)  # a probe's, of another test
 
@@ -264,7 +264,7 @@ def test_a_body_in_very_many_parts_ends_its_connection(lab: Lab) -> None:
             connection.sendall(head + b"1\r\nx\r\n" * 100_000)
         answer = read_all(connection)
     assert answer == b"" or b" 400 " in answer or b" 401 " in answer
-    parser = server._Parser(h11.SERVER)
+    parser = server.RequestParser(h11.SERVER)
     parser.receive_data(head + b"1\r\nx\r\n" * (server.MAX_CHUNKS + 1))
     parts = 0
     with contextlib.suppress(h11.RemoteProtocolError):
@@ -359,7 +359,7 @@ def test_health_tells_the_dead_from_the_busy() -> None:
 def test_the_service_gives_signs_of_life(lab: Lab) -> None:
     health = lab.server.health
     assert health
-    before = health._beat
-    wait_for("another", lambda: health._beat > before)
+    before = health.last_beat
+    wait_for("another", lambda: health.last_beat > before)
     assert probe(lab, "/readyz") == (200, b"ok\n")
-    assert time.monotonic() - health._beat < DEAD
+    assert time.monotonic() - health.last_beat < DEAD

@@ -55,7 +55,7 @@ from ocigpu.tenants.service.store import (
     StoreLimits,
     new_id,
 )
-from ocigpu.tenants.service.web import _Path
+from ocigpu.tenants.service.web import PathPattern
 
 D = "sha256:" + "a" * 64
 ACCEPTED = 1795428000.0
@@ -862,7 +862,7 @@ def test_a_stream_that_nobody_takes_keeps_no_place() -> None:
         for more in ({}, {"never": 1}) * MAX_STREAMS:
             scope = {"type": "http", "asgi": {"spec_version": "2.4"}, **more}
             with contextlib.suppress(OSError, ClientDisconnect):
-                await _Path(serve)(scope, receive, gone)
+                await PathPattern(serve)(scope, receive, gone)
 
     asyncio.run(send())
     assert not service.streams

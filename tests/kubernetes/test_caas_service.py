@@ -563,16 +563,16 @@ def test_tokens_of_an_identity_provider(tmp_path: Path) -> None:
             assert lab.ask("GET", "/v1/me", provider.token()).status == 200
             assert len(provider.asked) == asked == 2  # keys are kept
             # a key that is new is looked for, once in a while; the provider may be away meanwhile
-            reader = lab.server._tokens[0]
+            reader = lab.server.tokens[0]
             provider.keys["two"] = (ec.generate_private_key(ec.SECP256R1()), "ES256")
             assert lab.ask("GET", "/v1/me", provider.token("two")).status == 401
-            reader._tried_at -= 60
+            reader.tried_at -= 60
             assert lab.ask("GET", "/v1/me", provider.token("two")).status == 200
             provider.broken = True
-            reader._read_at -= 900
+            reader.read_at -= 900
             assert lab.ask("GET", "/v1/me", provider.token("two")).status == 200
-            reader._read_at -= 9000
-            reader._tried_at -= 60
+            reader.read_at -= 9000
+            reader.tried_at -= 60
             answer = lab.ask("GET", "/v1/me", provider.token("two"))  # nobody can say whether it is good
             assert (answer.status, answer.body["code"]) == (503, "provider_unavailable")
             assert answer.headers["retry-after"]

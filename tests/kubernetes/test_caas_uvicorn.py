@@ -19,7 +19,7 @@ from support.process import run
 from uvicorn.server import ServerState
 
 from ocigpu.system.service import ENDING
-from ocigpu.tenants.service.server import MAX_CHUNKS, _Parser, _Protocol, _UvicornServer
+from ocigpu.tenants.service.server import MAX_CHUNKS, HttpProtocol, RequestParser, UvicornServer
 from ocigpu.tenants.service.web import KNOWN
 
 REPOSITORY = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ class Served:
         self.known_before = self.known_inside = self.known_after = False
 
 
-async def serve(head: bytes, body: bytes = b"") -> tuple[Served, _Protocol, Wire, ServerState]:
+async def serve(head: bytes, body: bytes = b"") -> tuple[Served, HttpProtocol, Wire, ServerState]:
     found, wire, state = Served(), Wire(), ServerState()
 
     async def app(scope: Any, _receive: Any, send: Any) -> None:
@@ -98,7 +98,7 @@ async def serve(head: bytes, body: bytes = b"") -> tuple[Served, _Protocol, Wire
 
     config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", h11_max_incomplete_event_size=16 << 10)
     config.load()
-    protocol = _Protocol(config, server_state=state, app_state={})
+    protocol = HttpProtocol(config, server_state=state, app_state={})
     protocol.connection_made(wire)
     assert protocol in state.connections, "the door looks for who is known among them"
     protocol.data_received(head + body)
@@ -122,7 +122,7 @@ def test_the_protocol_knows_the_request_that_it_answers() -> None:
 def test_the_protocol_reads_with_our_parser() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     found, protocol, wire, _ = asyncio.run(serve(head, b"1\r\nx\r\n" * (MAX_CHUNKS + 1)))
-    assert isinstance(protocol.conn, _Parser)
+    assert isinstance(protocol.conn, RequestParser)
     assert found.scope
     assert wire.closed, "it has too many parts"
 
@@ -132,7 +132,7 @@ def test_the_server_tells_us_of_its_end_and_leaves_signals_alone() -> None:
 
     async def run_and_stop() -> None:
         config = uvicorn.Config(lambda _scope: None, log_config=None, lifespan="off", port=0, host="127.0.0.1")
-        server = _UvicornServer(config)
+        server = UvicornServer(config)
         server.on_shutdown = lambda: told.append("end")
         before = [signal.getsignal(number) for number in ENDING]
         serving = asyncio.create_task(server.serve())

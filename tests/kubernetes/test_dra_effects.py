@@ -144,14 +144,14 @@ def test_a_control_daemon_that_does_not_start_leaves_nothing(
     (directory / "usr/bin/mps-faults").unlink()
     first = lab.preparer.prepare(ref)
     lab.preparer.resume("mps")
-    ((key, child),) = effects._children.items()
+    ((key, child),) = effects.children.items()
     child.child.kill()  # and the control daemon with it
     child.child.wait()
     assert lab.preparer.prepare(ref) == first
-    assert effects._children[key].is_running(), "the next container finds one"
+    assert effects.children[key].is_running(), "the next container finds one"
     mode = directory / "compute-mode.0"
     assert mode.read_text() == "3"
-    effects._children[key].child.kill()
+    effects.children[key].child.kill()
     lab.preparer.unprepare(ref)
     assert mode.read_text() == "0", "the next tenant's GPU is for more than one process"
     lab.preparer.prepare(ref)

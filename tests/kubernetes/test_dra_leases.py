@@ -133,8 +133,8 @@ def test_a_driver_that_is_killed_while_it_prepares_gives_back(leased: Leased, mo
 
     ref = leased.machine("vm", GPUS[0])
     with monkeypatch.context() as patch:
-        patch.setitem(leased.preparer._effects, "vfio", ClaimEffect(killed, killed))
-        patch.setattr(leased.preparer, "_undo_if_possible", killed)
+        patch.setitem(leased.preparer.effects, "vfio", ClaimEffect(killed, killed))
+        patch.setattr(leased.preparer, "undo_if_possible", killed)
         with pytest.raises(Killed):
             leased.preparer.prepare(ref)
     assert leased.phases(GPUS[0]) == {"Reserved"}

@@ -139,7 +139,7 @@ class MigHost(Lab):
         pynvml.nvmlInit()
         effects = Effects(settings, str(directory / "mps"), lambda *_, **__: None, self.read_again)
         for module, name in (
-            ("ocigpu.gpus.nvidia.mig", "_carry_out"),
+            ("ocigpu.gpus.nvidia.mig", "carry_out"),
             ("ocigpu.kubernetes.dra.prepare", "write_claim_spec"),
             ("ocigpu.kubernetes.dra.prepare", "remove_spec"),
             ("ocigpu.kubernetes.dra.state", "replace_path"),
@@ -157,7 +157,7 @@ class MigHost(Lab):
             real = lambda path, *_: Path(path).write_text('{"devices": [1]}')  # noqa: E731
 
         def counted(*arguments: Any, **more: Any) -> Any:
-            if name == "_carry_out" and not arguments[1]:
+            if name == "carry_out" and not arguments[1]:
                 return None
             if self.kill == len(self.moments):
                 raise Killed
@@ -244,7 +244,7 @@ def test_a_driver_that_is_killed_at_any_moment_leaves_nothing(cut: MigHost, monk
     every = [name.removeprefix("_").partition("_")[0] for name in cut.moments]
     assert every[:made] == ["replace", "carry", "carry", "write", "replace"], "the mode, then the device"
     assert every[made:] == ["remove", "carry", "replace"]
-    monkeypatch.setattr(type(cut.preparer), "_undo_if_possible", lambda *_: None)  # it is dead
+    monkeypatch.setattr(type(cut.preparer), "undo_if_possible", lambda *_: None)  # it is dead
     for moment in range(len(every)):
         cut.moments.clear()
         cut.kill = moment
@@ -452,7 +452,7 @@ def test_claims_of_nvidias_own_driver_are_spared(
         assert (status, said in err) == (1, True), err
     assert cut.names == ["3g.40gb@0", "3g.40gb@4"]
     kept.write_text(json.dumps({"v1": v1, "v2": {**v2, "nodeBootID": "the boot before"}}))
-    real, free = mig_program._carry_out, list[bool]()
+    real, free = mig_program.carry_out, list[bool]()
 
     def meanwhile(*arguments: Any) -> None:
         with open(theirs / "pu.lock") as lock:
@@ -460,7 +460,7 @@ def test_claims_of_nvidias_own_driver_are_spared(
         real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(mig_program, "_carry_out", meanwhile)
+        patch.setattr(mig_program, "carry_out", meanwhile)
         assert mig(cut.host, capfd, "apply", *ONES, *kubelet_words)[0] == 0
     assert free
     assert not any(free)
@@ -487,7 +487,7 @@ def test_no_claim_is_prepared_while_devices_are_cut(
     cut.read_again()
     ref, said = cut.add("uid", result(HALF)), list[str]()
     monkeypatch.setattr("ocigpu.kubernetes.dra.state.LOCK_SECONDS", 0.0)
-    real = mig_program._carry_out
+    real = mig_program.carry_out
 
     def meanwhile(*arguments: Any) -> None:
         with pytest.raises(HostError) as caught:
@@ -496,7 +496,7 @@ def test_no_claim_is_prepared_while_devices_are_cut(
         real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(mig_program, "_carry_out", meanwhile)
+        patch.setattr(mig_program, "carry_out", meanwhile)
         assert mig(cut.host, capfd, "apply", *ONES, *kubelet_words)[0] == 0
     assert said
     assert set(said) == {"OCIGPU-DRA-5"}

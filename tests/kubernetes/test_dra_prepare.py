@@ -252,7 +252,7 @@ def test_a_killed_driver_is_undone_by_the_next(
     ref = stepwise.add("uid-1", result("gpu-1"))
     things.kills = moment
     with monkeypatch.context() as patch:
-        patch.setattr(type(stepwise.preparer), "_undo_if_possible", lambda *_: None)  # it is dead
+        patch.setattr(type(stepwise.preparer), "undo_if_possible", lambda *_: None)  # it is dead
         with pytest.raises(Killed):
             stepwise.preparer.prepare(ref)
     things.kills = ""

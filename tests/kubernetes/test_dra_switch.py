@@ -73,7 +73,7 @@ def test_a_driver_that_is_killed_at_any_moment_leaves_nothing(
     switched.come_and_go()
     every = switched.bus.changes
     assert every == 2 * 3 + 2 * 4, "override, unbind, probe; back the same, and the override as it was"
-    monkeypatch.setattr(type(switched.preparer), "_undo_if_possible", lambda *_: None)  # it is dead
+    monkeypatch.setattr(type(switched.preparer), "undo_if_possible", lambda *_: None)  # it is dead
     for moment in range(every):
         switched.bus.changes, switched.bus.kill = 0, moment
         switched.read_again()

@@ -94,7 +94,7 @@ def test_killed_between_the_bind_and_the_specification(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr("ocigpu.kubernetes.dra.prepare.write_claim_spec", killed)
-        patch.setattr(type(node.preparer), "_undo_if_possible", killed)
+        patch.setattr(type(node.preparer), "undo_if_possible", killed)
         with pytest.raises(Killed):
             node.preparer.prepare(node.ref)
     assert node.drivers == GIVEN

@@ -52,8 +52,8 @@ class LeaseNode:
 def node(work_directory: Path) -> Iterator[LeaseNode]:
     made = LeaseNode(work_directory / "host")
     yield made
-    if made.hands._looking:
-        made.hands._looking.join()
+    if made.hands.polling:
+        made.hands.polling.join()
 
 
 def test_who_looks_into_a_gpu_is_no_tenant(node: LeaseNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_who_looks_into_a_gpu_is_no_tenant(node: LeaseNode, monkeypatch: pytest.
     try:
         monkeypatch.setattr(machine, "CONFIRM", 0.0)
         assert node.hands.holders(gpu) == find_holders(gpu, roots) == (child.pid,)
-        node.hands._seen.clear()
+        node.hands.seen.clear()
 
         def end(_seconds: float) -> None:
             child.kill()

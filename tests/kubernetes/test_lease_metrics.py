@@ -75,7 +75,7 @@ def test_failures_have_their_reason(tmp_path: Path) -> None:
 def test_every_metric_is_in_the_table_and_has_its_type(counted: Counted) -> None:
     counted.run(60)
     counted.metrics.failures["check", "OCIGPU-LEASE-4"] += 1
-    counted.metrics._quarantined["Xid"] += 1
+    counted.metrics.quarantined["Xid"] += 1
     text = counted.metrics.render().decode()
     types = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
     assert types == {name: kind for name, (kind, _) in METRICS.items()}

@@ -307,7 +307,7 @@ def test_what_an_operator_must_hear_is_an_event(cluster: Cluster, tmp_path: Path
         found["note"] == f"GPU {GPUS[0]}: lease is Quarantined, generation 1 (PartitionLost): the manager was restarted"
     )
     for again in notices_between(Lease(GPUS[0], Phase.RECLAIMING), node.agent.journal.leases[GPUS[0]]):
-        node.reported.reporter._notices.append((again, 0.0))
+        node.reported.reporter.notices.append((again, 0.0))
     node.wish(release=status(cluster)["quarantine"], reason="manager is back")
     node.world.lost = {}
     assert node.run(60).phase is Phase.FREE

@@ -435,7 +435,7 @@ def test_a_kill_at_any_point_leaves_nobody_paused(lab: Lab) -> None:
             lab.set(labels={**OPERATOR, STATE: None}, annotations={JOURNAL: None})
             lab.pod("plugin", PLUGIN)
             manager = lab.manager(services=("nvsm.service",))
-            for owner in (manager._node, lab.gpus):
+            for owner in (manager.node, lab.gpus):
                 for name in ("read", "patch", "pods", "mig", "refresh_cdi", "switch", "running", "keep_for_boot"):
                     if hasattr(owner, name):
                         setattr(owner, name, counted(getattr(owner, name)))
@@ -460,7 +460,7 @@ def test_an_api_server_that_is_away_is_asked_again(lab: Lab) -> None:
         lab.gpus = Gpus()
         lab.set(labels={**OPERATOR, STATE: None})
         manager = lab.manager()
-        real, left = manager._node.patch, number
+        real, left = manager.node.patch, number
 
         def patch(*arguments: Any, real: Any = real) -> None:
             nonlocal left
@@ -469,7 +469,7 @@ def test_an_api_server_that_is_away_is_asked_again(lab: Lab) -> None:
                 lab.cluster.fail(1, 503, "PATCH")
             real(*arguments)
 
-        manager._node.patch = patch  # type: ignore[method-assign]
+        manager.node.patch = patch  # type: ignore[method-assign]
         try:
             assert manager.reconcile()
         except HostError as error:
@@ -503,7 +503,7 @@ def test_an_end_while_it_waits_gives_everybody_back(lab: Lab) -> None:
     lab.set(labels=OPERATOR)
     lab.pod("plugin", PLUGIN)
     manager = lab.manager()
-    manager._wait = lambda _: True
+    manager.wait = lambda _: True
     with pytest.raises(StoppedError):
         manager.reconcile()
     assert {key: lab.label()[key] for key in OPERATOR} == OPERATOR

@@ -262,10 +262,10 @@ def test_a_socket_is_found_by_the_links_of_the_hosts_root(tmp_path: Path) -> Non
         assert child.stdout is not None
         assert child.stdout.readline() == b"in\n"
         engine, found = HostEngine("/"), Running(Daemon("containerd", child.pid, ""), 0, "", frozenset())
-        assert engine._answers(found, path)
-        assert not engine._answers(found, "/var/run/nri/nri.sock")
+        assert engine.answers(found, path)
+        assert not engine.answers(found, "/var/run/nri/nri.sock")
         listener.close()
-        assert not engine._answers(found, path), "nobody listens any more"
+        assert not engine.answers(found, path), "nobody listens any more"
         child.communicate()
 
 

@@ -470,6 +470,6 @@ def test_refusals_that_differ_each_time_are_not_all_remembered(simulated_host: S
     ours = labeller(simulated_host, log, tmp_path / "gfd")
     for number in range(3000):
         for _ in range(2):
-            ours._say("error", f"request {number} timed out")
+            ours.report("error", f"request {number} timed out")
     assert len(log.lines) == 3000
     assert len(log._last) <= MAX_TOPICS

@@ -28,7 +28,7 @@ def new_kernel() -> None:
 def old_kernel() -> None:
     """Without openat2 and without the mount calls of Linux 5.2."""
     paths.use_walk(True)
-    apply._FORCE_MOUNT2 = True
+    apply.FORCE_MOUNT2 = True
 
 
 def run_child(function: Callable[[], Any], keep: int = -1) -> Any:

@@ -42,7 +42,7 @@ def test_half_a_line_is_no_entry() -> None:
 
 
 def test_a_full_journal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_MEMORY", 4096)
+    monkeypatch.setattr(journal, "MEMORY", 4096)
     noted = Journal()
     noted.record("mkdir", "/" + "x" * 3000)
     with pytest.raises(OSError, match="the journal is full"):
@@ -153,6 +153,6 @@ def test_a_tmpfs_of_the_host_is_not_the_container_s(root: Path, monkeypatch: pyt
 def test_processes_that_begin_for_ever_do_not_hold_undoing_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who forks in a loop, on a machine with many cores, always has a new process to look at; what is made stays."""
     numbers = itertools.count(1 << 22)
-    monkeypatch.setattr(mounts, "_names", lambda _: [str(next(numbers))])
+    monkeypatch.setattr(mounts, "list_names", lambda _: [str(next(numbers))])
     with opened(os.open(root, os.O_PATH)) as fd:
         assert mounts.has_neighbours(fd, "/proc/self")

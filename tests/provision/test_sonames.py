@@ -152,7 +152,7 @@ def test_very_many_files_with_long_names_take_no_time(tmp_path: Path, libraries:
         (folder / f"lib{number:05}.so.{'x.' * 118}").touch()
     compared: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sonames, "_version", lambda name: compared.append(name) or [(0, name)])
+        patch.setattr(sonames, "version_key", lambda name: compared.append(name) or [(0, name)])
         found = missing(tmp_path, mounted=(f"{LIB}/libcuda.so.550.1",))
     assert found == ({f"{LIB}/libcuda.so.1": "libcuda.so.550.1"}, ())
     assert len(compared) <= sonames.MAX_READ

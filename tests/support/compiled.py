@@ -19,10 +19,10 @@ VARIABLES = ("PATH", "CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "GCC_EXEC_PREFIX
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once() -> Iterator[None]:
-    compile_really = libraries._Compiler.run
+    compile_really = libraries.Compiler.run
     made: dict[tuple[str, ...], bytes] = {}
 
-    def run(self: libraries._Compiler, *arguments: str | Path) -> str:
+    def run(self: libraries.Compiler, *arguments: str | Path) -> str:
         words = [*map(str, arguments)]
         output = Path(words.pop(words.index("-o") + 1))
         headers = f"-I{self.scratch}"
@@ -41,7 +41,7 @@ def compiled_once() -> Iterator[None]:
         return failure
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(libraries._Compiler, "run", run)
+        patch.setattr(libraries.Compiler, "run", run)
         yield
 
 

@@ -71,7 +71,7 @@ class CaasClient:
 
     def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
         """Send a request and return what the JSON of its answer says, None for none."""
-        connection, answer = self._send(method, path, body, headers or {})
+        connection, answer = self.send(method, path, body, headers or {})
         try:
             data = answer.read(MAX_ANSWER)
         except (OSError, http.client.HTTPException) as error:
@@ -90,7 +90,7 @@ class CaasClient:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last} if last else {})
             broken: Exception | None = None
             try:
-                connection, answer = self._send("GET", path, None, headers)
+                connection, answer = self.send("GET", path, None, headers)
                 with closing(connection):
                     if answer.status == 204:
                         return
@@ -109,7 +109,7 @@ class CaasClient:
                 raise self._away(broken or ConnectionResetError("the stream ends again and again"))
             time.sleep(min(PAUSE * (failures - 1), 5.0))
 
-    def _send(
+    def send(
         self, method: str, path: str, body: Any, headers: Mapping[str, str]
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         parts = self._parts

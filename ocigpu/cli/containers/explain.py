@@ -197,7 +197,7 @@ def _explain_message(text: str, config: str, checks: bool, log: bool = False) ->
         hint = "known messages: ocigpu explain --messages; or: ocigpu doctor"
         what = "no known message in it" if log else f"nothing is known of the message {quoted(text)}"
         raise UsageError(what, hint)
-    here = _look_here([name for one in found for name in one.message.findings], config) if checks else {}
+    here = inspect_here([name for one in found for name in one.message.findings], config) if checks else {}
     entries = [
         {**one.message._asdict(), "line": one.line, "here": [_finding_data(item) for item in _of(one, here)]}
         for one in found
@@ -218,7 +218,7 @@ def _explain_message(text: str, config: str, checks: bool, log: bool = False) ->
         show.fields([*fields, ("source", entry.source)], whole=("what to do", "on this host"))
 
 
-def _look_here(names: list[str], config: str) -> "dict[str, list[Finding]]":
+def inspect_here(names: list[str], config: str) -> "dict[str, list[Finding]]":
     """Run the named checks on this host, and return their findings by name."""
     from ocigpu.doctor.host import Host
     from ocigpu.doctor.report import run_checks

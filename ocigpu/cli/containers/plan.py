@@ -229,7 +229,7 @@ def print_steps(steps: "Sequence[Step]", each: bool, states: bool) -> None:
     In front of each is its state in a container (``states``), else + for added, ~ for changed, - for hidden.
     """
     if each:
-        _print_each(steps, states)
+        print_each(steps, states)
         return
     groups: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
@@ -245,7 +245,7 @@ def sum_line(steps: "Sequence[Step]") -> str:
     return f"{signs.count('+')} to add, {signs.count('~')} to change, {signs.count('-')} to hide"
 
 
-def _print_each(steps: "Sequence[Step]", states: bool) -> None:
+def print_each(steps: "Sequence[Step]", states: bool) -> None:
     """Print the steps below their reasons; the directory on the host is left out where the container's is the same."""
     width = max((len(step.now) for step in steps), default=0)
     heading = ""
@@ -287,7 +287,7 @@ def _row(group: "Sequence[Step]", states: bool) -> tuple[str, ...]:
     counted = ", ".join(f"{found.count(state)} {state}" for state in dict.fromkeys(found))
     now = found[0] if found.count(found[0]) == len(found) else counted
     begin = (now or "-") if states else _sign(group[0])
-    return begin, what, ", ".join(names[:shown]) + more, _join([step.reason for step in group]) + _from(group)
+    return begin, what, ", ".join(names[:shown]) + more, join_reasons([step.reason for step in group]) + _from(group)
 
 
 def _from(group: "Sequence[Step]") -> str:
@@ -300,7 +300,7 @@ def _from(group: "Sequence[Step]") -> str:
     return f", from {source}"
 
 
-def _join(reasons: list[str]) -> str:
+def join_reasons(reasons: list[str]) -> str:
     """Return one reason for several: what they begin and end with, once, and what differs, if it is not too long."""
     texts = [reason.replace(",", " ,").split(" ") for reason in dict.fromkeys(reasons)]
     if len(texts) == 1:

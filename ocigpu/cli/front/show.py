@@ -227,7 +227,7 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def __enter__(self) -> "Self":
-        self._before = signals.signal(signals.SIGALRM, self._begin)
+        self._before = signals.signal(signals.SIGALRM, self.begin)
         signals.setitimer(signals.ITIMER_REAL, self._delay)
         return self
 
@@ -236,7 +236,7 @@ class Progress:
         if self._begun:
             self._show()
 
-    def _begin(self, *_signal: object) -> None:
+    def begin(self, *_signal: object) -> None:
         self._begun = True
         self._show()
 

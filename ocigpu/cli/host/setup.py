@@ -89,7 +89,7 @@ def _set_up(named: str, yes: bool, dry_run: bool, json: bool, config: str) -> in
     works = plan_works(targets, plan_configuration, show_diff=not json)
     if named and works[0].error:
         raise works[0].error
-    restarts = _plan_restarts(works, findings)
+    restarts = plan_restarts(works, findings)
     if not json:
         _print_plan(works, named, notes, restarts)
     stays = dry_run or not _agree(works, restarts, fixes, yes)
@@ -103,7 +103,7 @@ def _set_up(named: str, yes: bool, dry_run: bool, json: bool, config: str) -> in
         results, left = _try(named, works, config)
         host, findings = _examine(config)
     passed = bool(results) and all(result.passed for result in results)
-    status = _status(works, stays, dry_run, passed)
+    status = result_status(works, stays, dry_run, passed)
     if json:
         shown = data_of(results, facts, [*notes, *left])
         more = {"commands": commands, "left": [item.name for item in findings if item.is_bad]}
@@ -133,7 +133,7 @@ def _undo(named: str, yes: bool, dry_run: bool, json: bool) -> int:
     works = plan_works(targets, plan_removal, show_diff=not json)
     if named and works[0].error:
         raise works[0].error
-    restarts = _plan_restarts(works, [])
+    restarts = plan_restarts(works, [])
     if not json:
         _print_plan(works, named, notes, restarts)
     stays = dry_run or not _agree(works, restarts, (), yes)
@@ -146,11 +146,11 @@ def _undo(named: str, yes: bool, dry_run: bool, json: bool) -> int:
         _print_nothing(dry_run)
     else:
         print_works(works, undone=False)
-    status = _status(works, stays, dry_run, passed=True)
+    status = result_status(works, stays, dry_run, passed=True)
     return 1 if not stays and any(one["status"] for one in commands) else status
 
 
-def _status(works: Sequence[EngineWork], stays: bool, dry_run: bool, passed: bool) -> int:
+def result_status(works: Sequence[EngineWork], stays: bool, dry_run: bool, passed: bool) -> int:
     if any(work.error for work in works):
         return 1
     if stays:
@@ -176,7 +176,7 @@ def _agree(works: Sequence[EngineWork], restarts: Sequence[Restart], fixes: "Seq
     return yes or not needed or show.confirm("Do this?")
 
 
-def _plan_restarts(works: Sequence[EngineWork], findings: "Sequence[Finding]") -> list[Restart]:
+def plan_restarts(works: Sequence[EngineWork], findings: "Sequence[Finding]") -> list[Restart]:
     """Return the restarts of engines that run and whose files change, and of a dockerd that has not read its file."""
     from ocigpu.engines.places import KUBERNETES
     from ocigpu.engines.status import find_engines
@@ -195,20 +195,20 @@ def _plan_restarts(works: Sequence[EngineWork], findings: "Sequence[Finding]") -
             continue
         if " (or " in step:  # k3s or its agent
             service = step.split()[2]
-            step = f"systemctl restart {service if _is_active(service) else f'{service}-agent'}"
+            step = f"systemctl restart {service if is_active(service) else f'{service}-agent'}"
         stops = "restart" in step and engine.engine == "docker"
-        found.append(Restart(work.name, step, _stopped_by_restart() if stops else ()))
+        found.append(Restart(work.name, step, stopped_by_restart() if stops else ()))
     return found
 
 
-def _is_active(service: str) -> bool:
+def is_active(service: str) -> bool:
     try:
         return subprocess.run(["systemctl", "--quiet", "is-active", service], check=False).returncode == 0
     except OSError:  # another service manager
         return False
 
 
-def _stopped_by_restart() -> tuple[str, ...]:
+def stopped_by_restart() -> tuple[str, ...]:
     """Return the containers that a restart of dockerd stops: those that run, unless it keeps them (live-restore)."""
     from ocigpu.system.programs import run_program
 
@@ -232,7 +232,7 @@ def _carry_out(
     with locked():
         done = [carry_out_work(work) for work in works]
     failed = {work.name for work in done if work.error}
-    return done, [_restart(one) for one in restarts if one.engine not in failed]
+    return done, [restart_engine(one) for one in restarts if one.engine not in failed]
 
 
 def _fix(item: "Finding", json: bool) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _fix(item: "Finding", json: bool) -> dict[str, Any]:
     return {"command": "; ".join(item.safe), "stops": [], "status": status}
 
 
-def _restart(restart: Restart) -> dict[str, Any]:
+def restart_engine(restart: Restart) -> dict[str, Any]:
     """Carry out a restart and wait until the engine answers; the answer has its exit status."""
     words = shlex.split(restart.command)
     if words[0] == "systemctl" and not os.path.isdir(BOOTED):
@@ -258,11 +258,11 @@ def _restart(restart: Restart) -> dict[str, Any]:
             print(printable(f"{restart.engine}: {restart.command}: {error.strerror}"), file=sys.stderr)
             status = 1
         if not status and restart.engine == "docker":
-            _await(["docker", "version", "--format", "{{.Server.Version}}"])
+            await_restart(["docker", "version", "--format", "{{.Server.Version}}"])
     return {**restart.data, "status": status}
 
 
-def _await(command: Sequence[str]) -> None:
+def await_restart(command: Sequence[str]) -> None:
     """Wait until a command succeeds, or as long as an engine may take; not for a command that is not here."""
     end = time.monotonic() + READY_SECONDS
     try:
@@ -317,12 +317,12 @@ def _print_line(results: "Sequence[Result]", facts: "HostFacts") -> None:
     good = [result for result in results if result.passed and result.way.startswith(("docker ", "podman "))]
     if good:
         best = next((result for result in good if "--gpus" in result.way), good[0])
-        print(f"\nIt works. Try it:\n\n    {_typed(best.way, facts.vendors)}\n")
+        print(f"\nIt works. Try it:\n\n    {typed(best.way, facts.vendors)}\n")
         for line in best.printed.splitlines():
             show.foreign(f"    {line}")
 
 
-def _typed(way: str, vendors: Sequence[str]) -> str:
+def typed(way: str, vendors: Sequence[str]) -> str:
     """Return the line that people type for a way: with an image of a registry, and removed at its end."""
     names = [VENDORS[vendor][1] for vendor in vendors]
     asked = "--gpus" in way or "--device" in way

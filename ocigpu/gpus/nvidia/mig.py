@@ -83,14 +83,14 @@ def change_layouts(
             if announce(PRE_MODE):
                 changes = _possible(plan(now))
             modes = _modes(changes)
-            _carry_out(facts, [step for change in modes for step in (*_destroying(change), _mode_step(change))])
+            carry_out(facts, [step for change in modes for step in (*_destroying(change), _mode_step(change))])
             now = _activate(facts, {change.gpu.uuid for change in modes}, reset, mode_only)
             changes = _possible(plan(now))
         if not mode_only and any(change.destroy or change.create for change in changes):
             if announce(PRE_CONFIG):
                 changes = _possible(plan(now))
             parts = [part for change in changes for part in _destroying(change)]
-            _carry_out(facts, parts + [part for change in changes for part in _creating(change)])
+            carry_out(facts, parts + [part for change in changes for part in _creating(change)])
     except HostError as error:
         kept = error.code == "OCIGPU-MIG-4" and not reset
         left = "" if kept else _put_back(facts, before)
@@ -165,12 +165,12 @@ def _put_back(facts: HostFacts, before: Sequence[GpuLayout]) -> str:
     try:
         was = {gpu.uuid: gpu for gpu in before}
         changes = [plan_back(gpu, was[gpu.uuid]) for gpu in read_layouts(facts) if gpu.uuid in was]
-        _carry_out(facts, [step for change in changes for step in _destroying(change)])
+        carry_out(facts, [step for change in changes for step in _destroying(change)])
         if modes := _modes(changes):
-            _carry_out(facts, [_mode_step(change) for change in modes])
+            carry_out(facts, [_mode_step(change) for change in modes])
             waited = {gpu.uuid for gpu in before if gpu.mode != gpu.pending}
             _activate(facts, {change.gpu.uuid for change in modes} - waited, reset=True)
-        _carry_out(facts, [step for change in changes for step in _creating(change)])
+        carry_out(facts, [step for change in changes for step in _creating(change)])
     except HostError as error:
         return f" (could not be put back: {error.message})"
     return " (all is as it was before)"
@@ -207,7 +207,7 @@ def _creating(change: GpuChange) -> list[Step]:
     ]
 
 
-def _carry_out(facts: HostFacts, steps: Sequence[Step]) -> None:
+def carry_out(facts: HostFacts, steps: Sequence[Step]) -> None:
     if not steps:
         return
     text = json.dumps([(gpu.uuid, step) for gpu, step, _ in steps])

@@ -166,7 +166,7 @@ def _find_held(directory: str, nodes: tuple[HeldNode, ...], bdf: str) -> str:
                     other = True
             elif machines and stat.S_IFMT(status.st_mode) == 0:  # no file of a file system
                 if os.readlink(name) == DEVICE_FILE:
-                    device = _device_of(name)
+                    device = device_of(name)
                     if device == bdf:
                         return DEVICE_FILE
                     unknown |= not device
@@ -185,7 +185,7 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _device_of(name: str) -> str:
+def device_of(name: str) -> str:
     """Return the address of the function that a descriptor is, "" where the kernel does not say."""
     return _read_fdinfo(name, SYSPATH).rpartition("/")[2]
 

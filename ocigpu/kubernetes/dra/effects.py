@@ -136,7 +136,7 @@ class Effects:
         self._roots = find_roots(settings)
         self._bus = bus or PciBus(self._roots.sys)
         self._settings, self.mps_root, self._log, self._gate = settings, mps_root, log, gate
-        self._children: dict[tuple[str, str], ModuleProcess] = {}
+        self.children: dict[tuple[str, str], ModuleProcess] = {}
         """The processes that run control daemons and end with us, by claim and group."""
         self._lock = threading.Lock()
         self.table = {
@@ -150,9 +150,9 @@ class Effects:
 
     def close(self) -> None:
         """End all control daemons."""
-        for child in list(self._children.values()):
+        for child in list(self.children.values()):
             child.close(MPS_GRACE)
-        self._children.clear()
+        self.children.clear()
 
     # time slices
 
@@ -188,7 +188,7 @@ class Effects:
         }
         child = _start_child(job)
         with self._lock:
-            self._children[record.claim.uid, step["group"]] = child
+            self.children[record.claim.uid, step["group"]] = child
 
     def _stop_mps(self, record: ClaimRecord, step: dict[str, str], view: NodeView | None) -> None:
         self._end_child(record, step)
@@ -200,13 +200,13 @@ class Effects:
 
     def _end_child(self, record: ClaimRecord, step: dict[str, str]) -> None:
         with self._lock:
-            child = self._children.pop((record.claim.uid, step["group"]), None)
+            child = self.children.pop((record.claim.uid, step["group"]), None)
         if child:
             child.close(MPS_GRACE)
 
     def _runs(self, record: ClaimRecord, step: dict[str, str]) -> bool:
         with self._lock:
-            child = self._children.get((record.claim.uid, step["group"]))
+            child = self.children.get((record.claim.uid, step["group"]))
             return child is not None and child.is_running()
 
     # virtual machines

@@ -113,14 +113,14 @@ class Preparer:
     ) -> None:
         self.store, self.place = store, place
         self._view, self._get_claim, self._log, self._plan, self._listed = view, get_claim, log, plan, listed
-        self._effects = {
+        self.effects = {
             "cdi": ClaimEffect(
                 self._write_spec,
                 lambda _record, step, _view: remove_spec(step["path"]),
                 lambda _record, step, _view: not is_written(step["path"]),
             )
         }
-        self._effects.update(effects or {})
+        self.effects.update(effects or {})
         self._lock = threading.Lock()
         self._vanished: dict[str, float] = {}
 
@@ -159,7 +159,7 @@ class Preparer:
                 for step in record.steps:
                     try:
                         if step.effect == effect and record.done:
-                            self._effects[effect].do(record, step.arguments, self._node())
+                            self.effects[effect].do(record, step.arguments, self._node())
                     except OcigpuError as error:
                         self._log("error", f"claim {record.claim}: {error.line}")
 
@@ -245,9 +245,9 @@ class Preparer:
             self._write(records, record)
             try:
                 for step in record.steps:
-                    self._effects[step.effect].do(record, step.arguments, self._node())
+                    self.effects[step.effect].do(record, step.arguments, self._node())
             except BaseException:
-                self._undo_if_possible(records, record)
+                self.undo_if_possible(records, record)
                 raise
             record = record._replace(done=True)
             self._write(records, record)
@@ -265,7 +265,7 @@ class Preparer:
         """Repeat the steps of a prepared claim whose effects are lost, and all steps after them."""
         lost = False
         for step in record.steps:
-            effect = self._effects[step.effect]
+            effect = self.effects[step.effect]
             lost = lost or effect.lost(record, step.arguments, self._view())
             if lost:
                 effect.do(record, step.arguments, self._node())
@@ -308,7 +308,7 @@ class Preparer:
     def _undo(self, records: Records, record: ClaimRecord) -> None:
         """Undo the steps of a claim, the last one first, and forget it."""
         while record.steps:
-            step, effect = record.steps[-1], self._effects[record.steps[-1].effect]
+            step, effect = record.steps[-1], self.effects[record.steps[-1].effect]
             others = [one for one in records.values() if one.claim.uid != record.claim.uid]
             if not effect.shared or all(step not in one.steps for one in others):
                 effect.undo(record, step.arguments, self._view())
@@ -317,7 +317,7 @@ class Preparer:
                 self._write(records, record)
         self._write(records, record, forget=True)
 
-    def _undo_if_possible(self, records: Records, record: ClaimRecord) -> None:
+    def undo_if_possible(self, records: Records, record: ClaimRecord) -> None:
         try:
             self._undo(records, record)
         except OcigpuError as error:

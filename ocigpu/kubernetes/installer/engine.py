@@ -172,9 +172,9 @@ class HostEngine:
         if found is None or (found.daemon.pid, found.started) == (before.daemon.pid, before.started):
             return False
         own = own_sockets(before.sockets)
-        return found.sockets >= own and all(self._answers(found, path) for path in own)
+        return found.sockets >= own and all(self.answers(found, path) for path in own)
 
-    def _answers(self, running: Running, path: str) -> bool:
+    def answers(self, running: Running, path: str) -> bool:
         """Connect to a socket of the daemon's by its path in the daemon's root, links on the way included."""
         root = f"{self.host_root}/proc/{running.daemon.pid}/root"
         try:

@@ -270,7 +270,7 @@ class Labeller:
                 except HostError as error:
                     if self._configuration.options.fail_on_init_error and self._published is None:
                         raise
-                    self._say("error", error.line)
+                    self.report("error", error.line)
                     retry.failed(0.0)
                 interval = self._configuration.options.sleep_interval
                 signals.wait(min(retry.delay or interval, interval))
@@ -288,7 +288,7 @@ class Labeller:
         configuration = self._configure()
         found = read_labels(self._settings, configuration, time.time())
         for note in found.notes:
-            self._say("warning", note)
+            self.report("warning", note)
         if found.silent:
             raise HostError("OCIGPU-KUBE-7", f"{found.silent}; the labels stay as they are")
         place = self._find_place()
@@ -316,7 +316,7 @@ class Labeller:
         try:
             self._configuration = read_configuration(self._given)
         except OcigpuError as error:
-            self._say("error", f"{error.message}; the previous configuration stays in force")
+            self.report("error", f"{error.message}; the previous configuration stays in force")
         return self._configuration
 
     def _find_place(self) -> LabelPlace:
@@ -324,6 +324,6 @@ class Labeller:
             self._place = find_place(self._configuration.options, self._target, self._given.environment)
         return self._place
 
-    def _say(self, level: str, text: str) -> None:
+    def report(self, level: str, text: str) -> None:
         """Log a line unless it was logged since the labels last changed, or since labelling last failed."""
         self._log.once(text, level, text)

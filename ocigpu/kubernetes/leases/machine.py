@@ -149,7 +149,7 @@ class MachineHands:
         self._own_pod = own_pod
         self._roots = find_roots(settings)
         self.modules = remember_modules(self._roots)
-        self._seen: dict[str, tuple[int, ...]] = {}
+        self.seen: dict[str, tuple[int, ...]] = {}
         self._checked: set[str] = set()
         self._resource, self._names = resource, read_names(resource)
         self._socket = pods_socket
@@ -158,7 +158,7 @@ class MachineHands:
         self._check = check
         self._look_seconds = look_seconds
         self._look_due = 0.0
-        self._looking: threading.Thread | None = None
+        self.polling: threading.Thread | None = None
         self._unseen: OcigpuError | None = None
 
     def gpus(self) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class MachineHands:
         So are those that a check has started, such as a virtual machine with a driver, while it is under way.
         """
         checked = gpu in self._checked
-        found = self._seen[gpu] = find_holders(gpu, self._roots, self._seen.get(gpu, ()))
+        found = self.seen[gpu] = find_holders(gpu, self._roots, self.seen.get(gpu, ()))
         return tuple(pid for pid in found if not (checked and is_below(pid, os.getpid())))
 
     def pods(self) -> Mapping[str, LeaseHolder]:
@@ -232,10 +232,10 @@ class MachineHands:
         if self._fabric is None:
             return {}
         now = time.monotonic()
-        if now >= self._look_due and not (self._looking and self._looking.is_alive()):
+        if now >= self._look_due and not (self.polling and self.polling.is_alive()):
             self._look_due = now + self._look_seconds
-            self._looking = threading.Thread(target=self._poll_manager, args=(self._fabric,), daemon=True)
-            self._looking.start()
+            self.polling = threading.Thread(target=self._poll_manager, args=(self._fabric,), daemon=True)
+            self.polling.start()
         broken = {id_: each.broken for each in self._fabric.read_state().broken for id_ in each.physical_ids}
         if self._unseen and not broken:
             raise self._unseen

@@ -48,7 +48,7 @@ class LeaseMetrics:
         self._now = 0.0
         self._began: dict[str, float] = {}
         self._entered: Counter[str] = Counter()
-        self._quarantined: Counter[str] = Counter()
+        self.quarantined: Counter[str] = Counter()
         self._steps: dict[str, tuple[list[int], float]] = {}
 
     def take(self, leases: Mapping[str, Lease], now: float) -> Mapping[str, LeaseEvent]:
@@ -67,7 +67,7 @@ class LeaseMetrics:
             return
         self._entered[lease.phase] += 1
         if lease.phase is Phase.QUARANTINED:
-            self._quarantined[lease.reason] += 1
+            self.quarantined[lease.reason] += 1
         if lease.phase is Phase.RECLAIMING:
             self._began[lease.gpu] = lease.since
             if lease.reason == "PartitionFailed":
@@ -98,7 +98,7 @@ class LeaseMetrics:
             "ocigpu_lease_transitions_total": [((("phase", str(phase)),), self._entered[phase]) for phase in Phase],
             "ocigpu_lease_failures_total": failures,
             "ocigpu_lease_quarantines_total": [
-                ((("reason", why),), n) for why, n in sorted(self._quarantined.copy().items())
+                ((("reason", why),), n) for why, n in sorted(self.quarantined.copy().items())
             ],
             "ocigpu_lease_agent_info": [((("version", __version__),), 1)],
             **self._free_sets(),

@@ -117,7 +117,7 @@ class LeaseReporter:
         self._wishes: dict[str, LeaseWish] = {}
         self._objects: dict[str, Document] = {}
         self._seen: Mapping[str, Lease] = {}
-        self._notices: deque[tuple[Notice, float]] = deque(maxlen=MAX_NOTICES)
+        self.notices: deque[tuple[Notice, float]] = deque(maxlen=MAX_NOTICES)
         self._looked = -math.inf
         self._under_way: Future[None] | None = None
         self._retry = Backoff(FIRST_RETRY, LONGEST_RETRY)
@@ -129,7 +129,7 @@ class LeaseReporter:
         """
         for gpu, lease in leases.items():
             if gpu in self._seen:
-                self._notices.extend((each, self._wall()) for each in notices_between(self._seen[gpu], lease))
+                self.notices.extend((each, self._wall()) for each in notices_between(self._seen[gpu], lease))
         self._seen = leases
         if self._under_way is not None and self._under_way.done():
             self._finish(self._under_way)
@@ -140,7 +140,7 @@ class LeaseReporter:
             found = {gpu: lease for gpu, lease in leases.items() if look or news or self._has_changed(lease)}
             if look:
                 self._looked = moment
-            if found or self._notices:
+            if found or self.notices:
                 self._under_way = self._executor.submit(self._write, found, now, look)
         acts = {gpu: act_for(leases[gpu], wish) for gpu, wish in self._wishes.copy().items() if gpu in leases}
         return {gpu: act for gpu, act in acts.items() if act}
@@ -178,9 +178,9 @@ class LeaseReporter:
                 if _status_of(error) == 0:  # nobody is there: the next one would wait as long
                     raise
                 first = first or error
-        while self._notices:
-            self._write_events(*self._notices[0])
-            self._notices.popleft()
+        while self.notices:
+            self._write_events(*self.notices[0])
+            self.notices.popleft()
         if first:
             raise first
 

@@ -100,8 +100,8 @@ class MigManager:
         wait: Callable[[float], bool] = sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._options, self._node, self._host, self._log = options, node, host, log
-        self._wait, self._clock = wait, clock
+        self._options, self.node, self._host, self._log = options, node, host, log
+        self.wait, self._clock = wait, clock
         self._changed = False
         self._daemons: dict[tuple[str, str, str], str | None] = {}
         """By what DaemonSets choose nodes, as they were when this pass began; None: there is none of that UID."""
@@ -110,7 +110,7 @@ class MigManager:
 
     def reconcile(self) -> bool:
         """Make the node what its label says; return whether it is.  Raises HostError when the API server is away."""
-        seen = self._node.read()
+        seen = self.node.read()
         name = seen.labels.get(CONFIG) or self._options.default
         if name and seen.annotations.get(REBOOTED) == self._host.boot_id():
             self._host.reboot()
@@ -149,7 +149,7 @@ class MigManager:
             return False
         if problems := _problems(self._ask("plan", name, layouts, "--force")):
             raise StateError("failed", problems)
-        users = [pod for pod in self._node.pods() if pod.gpus]
+        users = [pod for pod in self.node.pods() if pod.gpus]
         if self._options.pods == "refuse" and users:
             problems = _problems(self._ask("plan", name, layouts))
             if hit := _named(users, problems):
@@ -185,7 +185,7 @@ class MigManager:
 
         Raises StateError.
         """
-        seen = self._node.read()
+        seen = self.node.read()
         journal = _journal(seen)
         labels: dict[str, str | None] = journal["labels"]
         for key in CLIENTS:
@@ -194,7 +194,7 @@ class MigManager:
                 labels[key] = value
         journal["services"] = sorted({*journal["services"], *self._host.running(self._options.services)})
         paused = dict.fromkeys(labels, PAUSED)
-        self._node.patch({**paused, STATE: "pending"}, {JOURNAL: json.dumps(journal), REASON: None})
+        self.node.patch({**paused, STATE: "pending"}, {JOURNAL: json.dumps(journal), REASON: None})
         self._log("info", f"paused: {', '.join([*labels, *journal['services']]) or 'none'}")
         self._host.switch("stop", journal["services"])
         left = self._until(self._options.client_seconds, lambda: self._clients(labels))
@@ -211,14 +211,14 @@ class MigManager:
         while problems := _problems(self._ask("plan", name, layouts)):
             if not _named(self._clients(labels), problems) or self._clock() >= end:
                 break
-            if self._wait(POLL):
+            if self.wait(POLL):
                 raise StoppedError
         return problems
 
     def _clients(self, labels: Collection[str]) -> list[PodOfNode]:
         """Return the pods that are paused: by what they say, or what their DaemonSets say since a roll-out began."""
         found = []
-        for pod in self._node.pods():
+        for pod in self.node.pods():
             if (selects := self._daemon_selects(pod)) is None:
                 continue
             if any(f'"{key}"' in f"{pod.selects}{selects}" for key in labels):
@@ -230,14 +230,14 @@ class MigManager:
             return None
         key = (pod.namespace, *pod.daemon)
         if key not in self._daemons:
-            self._daemons[key] = self._node.daemon_selects(pod)
+            self._daemons[key] = self.node.daemon_selects(pod)
         return self._daemons[key]
 
     def _until(self, seconds: float, look: Callable[[], list[PodOfNode]]) -> list[PodOfNode]:
         """Wait until there are none of these pods, or for so long; return who is left.  Raises StoppedError."""
         end = self._clock() + seconds
         while (left := look()) and self._clock() < end:
-            if self._wait(POLL):
+            if self.wait(POLL):
                 raise StoppedError
         return left
 
@@ -246,7 +246,7 @@ class MigManager:
 
         Returns whether all services could be started; the others stay in the note.
         """
-        seen = self._node.read()
+        seen = self.node.read()
         journal = _journal(seen)
         labels: dict[str, str | None] = {
             key: journal["labels"].get(key, "true") for key in CLIENTS if seen.labels.get(key) == PAUSED
@@ -265,7 +265,7 @@ class MigManager:
             annotations[REBOOTED] = None
         changes = [seen.labels.get(key) != value for key, value in labels.items()]
         if any(changes) or any(seen.annotations.get(key) != value for key, value in annotations.items()):
-            self._node.patch(labels, annotations)
+            self.node.patch(labels, annotations)
         return note is None
 
     # pods and GPUs
@@ -277,15 +277,15 @@ class MigManager:
             return
         if self._options.pods == "refuse":
             raise StateError("failed", problems)
-        users = [pod for pod in self._node.pods() if pod.gpus]
+        users = [pod for pod in self.node.pods() if pod.gpus]
         users = _named(users, problems) or ([] if _claims(problems) else users)
-        self._node.patch({STATE: "draining"}, {REASON: f"evicting {_listed(users)}"})
+        self.node.patch({STATE: "draining"}, {REASON: f"evicting {_listed(users)}"})
         uids = {pod.uid for pod in users}
         evicted: set[str] = set()
 
         def left() -> list[PodOfNode]:
-            found = [pod for pod in self._node.pods() if pod.uid in uids]
-            evicted.update(pod.uid for pod in found if pod.uid not in evicted and self._node.evict(pod))
+            found = [pod for pod in self.node.pods() if pod.uid in uids]
+            evicted.update(pod.uid for pod in found if pod.uid not in evicted and self.node.evict(pod))
             return found
 
         if stay := self._until(self._options.drain_seconds, left):
@@ -305,7 +305,7 @@ class MigManager:
             return False
         if answer.problem.startswith("OCIGPU-MIG-4") and self._options.with_reboot and REBOOTED not in seen.annotations:
             self._ask("apply", name, layouts, "--mode-only", "--skip-reset", *force)
-            self._node.patch({STATE: "rebooting"}, {REBOOTED: self._host.boot_id(), REASON: answer.problem})
+            self.node.patch({STATE: "rebooting"}, {REBOOTED: self._host.boot_id(), REASON: answer.problem})
             return True
         back = "all is as it was before" in answer.problem
         raise StateError("rolledback" if back else "failed", answer.problem or "ocigpu mig apply failed")
@@ -328,8 +328,8 @@ class MigManager:
                 self._changed = True
                 signals.wake()
 
-            self._wait = wait
-            follower = threading.Thread(target=self._node.follow, args=(changed, ended.wait, (CONFIG,)), daemon=True)
+            self.wait = wait
+            follower = threading.Thread(target=self.node.follow, args=(changed, ended.wait, (CONFIG,)), daemon=True)
             follower.start()
             while not signals.stopping:
                 signals.take_again()

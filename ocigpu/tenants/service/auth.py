@@ -102,7 +102,7 @@ class TokenReader:
             hint = f"any of {', '.join(ALGORITHMS)}"
             raise SettingsError("OCIGPU-CAAS-1", f"--oidc-algorithm {quoted(bad[0])}: not a signature", hint)
         self._keys: dict[str, jwt.PyJWK] = {}
-        self._read_at = self._tried_at = -KEYS_SECONDS
+        self.read_at = self.tried_at = -KEYS_SECONDS
         self._problem = ""
         self._reading = asyncio.Lock()
 
@@ -158,17 +158,17 @@ class TokenReader:
 
     def _is_due(self, number: str) -> bool:
         now = self._clock()
-        wanted = number not in self._keys or now - self._read_at >= KEYS_SECONDS
-        return wanted and now - self._tried_at >= RETRY_SECONDS
+        wanted = number not in self._keys or now - self.read_at >= KEYS_SECONDS
+        return wanted and now - self.tried_at >= RETRY_SECONDS
 
     async def _refresh(self) -> None:
-        now = self._tried_at = self._clock()
+        now = self.tried_at = self._clock()
         try:
             self._keys = await self._read_keys()
-            self._read_at, self._problem = now, ""
+            self.read_at, self._problem = now, ""
         except _UNREADABLE as error:
             self._problem = f"the provider's keys cannot be read: {error}"
-            if now - self._read_at >= 10 * KEYS_SECONDS:
+            if now - self.read_at >= 10 * KEYS_SECONDS:
                 self._keys = {}
 
     async def _read_keys(self) -> dict[str, jwt.PyJWK]:

@@ -33,7 +33,7 @@ class HealthServer(WebServer):
 
     def beat(self) -> None:
         """Give a sign of life."""
-        self._beat = self._clock()
+        self.last_beat = self._clock()
 
     def start(self) -> None:
         """Answer from now on."""
@@ -50,7 +50,7 @@ class HealthServer(WebServer):
         """Return the answer to a probe: 200, or 503 with why."""
         if path not in self.probes:
             return NOT_FOUND
-        silent = self._clock() - self._beat
+        silent = self._clock() - self.last_beat
         why = f"no sign of life for {silent:.0f} s" if silent > DEAD else ""
         if path == "/readyz":
             why = why or self._problem()

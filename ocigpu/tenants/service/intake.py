@@ -118,13 +118,13 @@ class Turns:
 
     def __init__(self) -> None:
         self._all = asyncio.Lock()
-        self._each: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.waiting_by_owner: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
     async def take(self, who: str) -> AsyncIterator[None]:
         """Have a turn; nothing should be waited for in it."""
-        own = self._each.get(who) or asyncio.Lock()
-        self._each[who] = own
+        own = self.waiting_by_owner.get(who) or asyncio.Lock()
+        self.waiting_by_owner[who] = own
         async with own, self._all:
             await asyncio.sleep(0)  # whatever is ready goes first, and who comes meanwhile stands behind
             yield
@@ -140,15 +140,15 @@ class Rates:
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate, self._clock = rate, clock
-        self._paid_at: dict[str, float] = {}
+        self.paid_at: dict[str, float] = {}
 
     def charge(self, who: str, cost: float = 1.0) -> None:
         """Count a request, or more of one; raises Refusal (too_many_requests)."""
         now = self._clock()
-        paid = max(self._paid_at.get(who, now), now)
+        paid = max(self.paid_at.get(who, now), now)
         if paid - now >= self.BURST:
             text = f"more than {self.rate:g} requests a second with one credential"
             raise Refusal("too_many_requests", text, retry_after=math.ceil(paid - now - self.BURST) + 1)
-        if len(self._paid_at) >= MAX_KNOWN:
-            self._paid_at = {one: at for one, at in self._paid_at.items() if at > now}
-        self._paid_at[who] = paid + cost / self.rate
+        if len(self.paid_at) >= MAX_KNOWN:
+            self.paid_at = {one: at for one, at in self.paid_at.items() if at > now}
+        self.paid_at[who] = paid + cost / self.rate

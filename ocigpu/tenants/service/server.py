@@ -75,7 +75,7 @@ class ServiceOptions(NamedTuple):
     health: str = ""
 
 
-class _UvicornServer(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """Tells the streams before it waits for them."""
 
     on_shutdown: Callable[[], None]
@@ -91,7 +91,7 @@ class _UvicornServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class _Parser(h11.Connection):
+class RequestParser(h11.Connection):
     """Takes so many parts of a body and no more: a credential is looked at only once they have been read."""
 
     _chunks = 0
@@ -108,7 +108,7 @@ class _Parser(h11.Connection):
         return event
 
 
-class _Protocol(H11Protocol):
+class HttpProtocol(H11Protocol):
     """Ends connections on which no request comes, and those whose answer nobody reads, unless he showed a credential.
 
     Nobody who sends or takes one letter a minute needs a credential for it.
@@ -118,7 +118,7 @@ class _Protocol(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, *more: Any, **named: Any) -> None:
         super().__init__(config, *more, **named)
-        self.conn = _Parser(h11.SERVER, config.h11_max_incomplete_event_size or 16 << 10)
+        self.conn = RequestParser(h11.SERVER, config.h11_max_incomplete_event_size or 16 << 10)
 
     @property
     def is_known(self) -> bool:
@@ -170,7 +170,7 @@ class CaasServer:
         except OSError as error:
             raise HostError("OCIGPU-CAAS-1", f"audit {cause(error)}", "") from error
         self.store = CaasStore(options.state, serving=True, limits=options.limits)
-        self._tokens = tokens
+        self.tokens = tokens
         self.health: HealthServer | None = None
         self.reconciler: Reconciler | None = None
         try:
@@ -184,7 +184,7 @@ class CaasServer:
             self.store.close()
             raise
         self.port = int(self._socket.getsockname()[1])
-        self._server: _UvicornServer | None = None
+        self._server: UvicornServer | None = None
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve.  ``ready``: called once requests are answered."""
@@ -234,15 +234,15 @@ class CaasServer:
                 await asyncio.gather(*work, return_exceptions=True)
                 await cluster.close()
 
-        api = Api(self.store, reconciler, options.rules, self._tokens, self.log, self._write_audit, fleet)
+        api = Api(self.store, reconciler, options.rules, self.tokens, self.log, self._write_audit, fleet)
         tls: dict[str, Any] = dict(zip(("ssl_certfile", "ssl_keyfile"), options.tls, strict=False))
         config = uvicorn.Config(
             api.make_app(make_route(), run=beside), log_config=None, log_level="error", access_log=False, lifespan="on",
-            server_header=False, timeout_graceful_shutdown=GRACE, ws="none", http=_Protocol,
+            server_header=False, timeout_graceful_shutdown=GRACE, ws="none", http=HttpProtocol,
             h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", backlog=BACKLOG, **tls,
         )  # fmt: skip
         config.load()
-        self._server = server = _UvicornServer(config)
+        self._server = server = UvicornServer(config)
         server.on_shutdown = reconciler.signal.close
         connections: Iterable[Any] = server.server_state.connections
         self._socket.spared = lambda: [

@@ -46,7 +46,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SECURITY = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-class _Path:
+class PathPattern:
     """What is served at a path: what a request takes it has until its answer is sent, or cannot be."""
 
     def __init__(self, serve: Callable[[Request], Awaitable[Response]]) -> None:
@@ -92,7 +92,7 @@ class Api:
         routes = [Route(path, self._serve_path(found), methods=_METHODS) for path, found in by_path.items()]
         return Starlette(routes=[*routes, *more], lifespan=run, exception_handlers={HTTPException: _no_route})
 
-    def _serve_path(self, by_method: Mapping[str, Endpoint]) -> _Path:
+    def _serve_path(self, by_method: Mapping[str, Endpoint]) -> PathPattern:
         async def serve(request: Request) -> Response:
             request_id = str(uuid.uuid4())
             endpoint = by_method.get(request.method)
@@ -102,12 +102,12 @@ class Api:
                 return refusal
             return await self._serve(endpoint, request, request_id)
 
-        return _Path(serve)
+        return PathPattern(serve)
 
     async def _serve(self, endpoint: Endpoint, request: Request, request_id: str) -> Response:
         known: dict[str, Any] = {}
         try:
-            answer = await self._answer(endpoint, request, known)
+            answer = await self.answer(endpoint, request, known)
             result = str(answer.status_code)
         except ClusterError as error:
             problem = Refusal("cluster_unavailable", error.message, retry_after=RETRY)
@@ -138,7 +138,7 @@ class Api:
             )
         return answer
 
-    async def _answer(self, endpoint: Endpoint, http: Request, known: dict[str, Any]) -> Response:
+    async def answer(self, endpoint: Endpoint, http: Request, known: dict[str, Any]) -> Response:
         principal = await self._admit(endpoint, http, known)
         values = read_parameters(endpoint.signature.parameters, http)
         body = b""
