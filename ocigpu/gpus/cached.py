@@ -179,7 +179,7 @@ def _read_answer(cache_fd: int, name: str, question: str, stamp: str) -> "dict[s
     return answer if isinstance(answer, dict) else None
 
 
-def _key(settings: Settings) -> str:
+def facts_key(settings: Settings) -> str:
     """Return a line that identifies program, boot and state of the driver; it ends with the digest of the settings."""
     from ocigpu.gpus.fingerprint import fingerprint_text, read_fingerprint
     from ocigpu.gpus.nvidia.files import read_firmware_parameter  # rarely needed: see the notes
@@ -342,7 +342,7 @@ def _noted_key(settings: Settings) -> "tuple[str, Notes]":
     """Return the key, and notes of everything that was read for it."""
     notes = note_readings()
     try:
-        return _key(settings), notes
+        return facts_key(settings), notes
     finally:
         stop_noting()
 

@@ -78,18 +78,18 @@ class WebServer:
         self._stop: Callable[[], object] | None = None
         self._begun = threading.Event()
         with OsErrorAs(HostError, "OCIGPU-KUBE-3", f"listen on {host or '*'}:{port}"):
-            self._door = Door(listen_tcp(host, port, _BACKLOG), MAX_CLIENTS, lambda: self._probes)
-        self._door.setblocking(False)
-        self.server_port = int(self._door.getsockname()[1])
+            self.door = Door(listen_tcp(host, port, _BACKLOG), MAX_CLIENTS, lambda: self._probes)
+        self.door.setblocking(False)
+        self.server_port = int(self.door.getsockname()[1])
 
     def serve_forever(self) -> None:
         """Serve until another thread calls :meth:`shutdown`."""
-        with self._door, contextlib.suppress(asyncio.CancelledError):
+        with self.door, contextlib.suppress(asyncio.CancelledError):
             asyncio.run(self._serve())
 
     def close(self) -> None:
         """Listen no longer, where :meth:`serve_forever` was not called."""
-        self._door.close()
+        self.door.close()
 
     def shutdown(self) -> None:
         """End :meth:`serve_forever`, which has begun or is about to."""
@@ -104,7 +104,7 @@ class WebServer:
         self._begun.set()
         while True:
             try:
-                client, _ = await loop.sock_accept(self._door)
+                client, _ = await loop.sock_accept(self.door)
             except ConnectionAbortedError:
                 continue
             except OSError:  # no descriptor or no memory is left (accept(2)): the door has closed a connection
@@ -147,7 +147,7 @@ class WebServer:
                 if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
                     return
                 connection.start_next_cycle()
-                self._door.renew(client)
+                self.door.renew(client)
 
     def answer(self, path: str, packed: bool, /) -> WebAnswer:
         """Return the answer to a request for a path; ``packed``: gzip is accepted."""

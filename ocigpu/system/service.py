@@ -35,7 +35,7 @@ class ServiceLog:
         self.as_json = as_json
         self._errors = (OSError,) if lossy else ()
         self._lock = threading.Lock()
-        self._last: dict[str, tuple[str, ...]] = {}
+        self.last_lines: dict[str, tuple[str, ...]] = {}
 
     def __call__(self, level: str, message: str, **fields: Any) -> None:
         message = printable(message)
@@ -55,22 +55,22 @@ class ServiceLog:
 
     def new(self, topic: str, level: str, texts: Sequence[str], **fields: Any) -> None:
         """Log those lines about a topic that were not there last time."""
-        before = self._last.pop(topic, ())
-        if len(self._last) >= MAX_TOPICS:
-            self._last.clear()
+        before = self.last_lines.pop(topic, ())
+        if len(self.last_lines) >= MAX_TOPICS:
+            self.last_lines.clear()
         if texts:
-            self._last[topic] = tuple(texts)
+            self.last_lines[topic] = tuple(texts)
         for text in texts:
             if text not in before:
                 self(level, text, **fields)
 
     def forget(self, topic: str) -> bool:
         """Return whether anything was said about a topic; its next line is news again."""
-        return bool(self._last.pop(topic, ()))
+        return bool(self.last_lines.pop(topic, ()))
 
     def forget_all(self) -> None:
         """Take every next line for news."""
-        self._last.clear()
+        self.last_lines.clear()
 
 
 class Backoff:

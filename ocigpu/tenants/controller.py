@@ -80,7 +80,7 @@ class TenancyController:
         network: str = "auto",
         time_now: Callable[[], str] = stamp,
     ) -> None:
-        self._documents, self._options, self._log, self._network = documents, options, log, network
+        self.documents, self._options, self._log, self._network = documents, options, log, network
         self._time_now = time_now
         self._problems: dict[str, str] = {}
         self._backoffs: dict[str, Backoff] = {}
@@ -103,7 +103,7 @@ class TenancyController:
 
     def reconcile(self, name: str) -> float:
         """Do one pass over one tenancy, and ask about its namespace alone; as :meth:`resync`, math.inf: it is gone."""
-        (*found,), self.version = self._documents.list("Tenancy", fields={"metadata.name": name})
+        (*found,), self.version = self.documents.list("Tenancy", fields={"metadata.name": name})
         if not found:
             self._forget(name)
             return math.inf
@@ -117,7 +117,7 @@ class TenancyController:
 
     def _read_common(self) -> None:
         """Read what is alike for all tenancies; passes over single ones believe it for a second."""
-        listed = self._documents.list
+        listed = self.documents.list
         self._cilium = self._network == "cilium" or (
             self._network == "auto" and bool(listed("CiliumNetworkPolicy", fields={"metadata.name": OBJECT_NAME})[1])
         )
@@ -126,7 +126,7 @@ class TenancyController:
         self._common_until = time.monotonic() + SOON
 
     def _read_all(self) -> tuple[list[Document], _Seen, TenancyOptions]:
-        tenancies, self.version = self._documents.list("Tenancy")
+        tenancies, self.version = self.documents.list("Tenancy")
         names = {each["metadata"]["name"] for each in tenancies}
         for gone in (self._problems.keys() | self._backoffs.keys()) - names:
             self._forget(gone)
@@ -153,7 +153,7 @@ class TenancyController:
 
     def _read_objects(self, options: TenancyOptions, leases: bool, space: str = "") -> _Seen:
         """Read what there is for all tenancies, or for that of a namespace alone."""
-        listed = self._documents.list
+        listed = self.documents.list
         labels: Document = {TENANCY_LABEL: None}
         spaces = {} if space else {each["metadata"]["name"]: each for each in listed("Namespace", labels=labels)[0]}
         found: dict[str, dict[tuple[str, str], Document]] = {}
@@ -197,8 +197,8 @@ class TenancyController:
     def _see(self, tenancy: Document, seen: _Seen) -> TenancySeen:
         name = tenancy["metadata"]["name"]
         space = namespace_name(name)
-        namespace = seen.spaces.get(space) or self._documents.get("Namespace", space)
-        pods = self._documents.list("Pod", space)[0] if namespace and is_closed(tenancy) else []
+        namespace = seen.spaces.get(space) or self.documents.get("Namespace", space)
+        pods = self.documents.list("Pod", space)[0] if namespace and is_closed(tenancy) else []
         return TenancySeen(
             namespace,
             seen.objects.get(space, {}),
@@ -210,7 +210,7 @@ class TenancyController:
 
     def _take(self, name: str, step: TenancyStep) -> None:
         metadata = step.document["metadata"]
-        made = {"create": self._documents.create, "update": self._documents.update, "delete": self._documents.delete}
+        made = {"create": self.documents.create, "update": self.documents.update, "delete": self.documents.delete}
         made[step.verb](step.document)
         self._log("info", f"tenancy {name}: {step.verb} {step.document['kind']} {metadata['name']}")
 
@@ -219,7 +219,7 @@ class TenancyController:
         before = tenancy.get("status") or {}
         if status == before or FINALIZER not in (tenancy["metadata"].get("finalizers") or ()):
             return tenancy
-        written = self._documents.patch_status(tenancy, {**dict.fromkeys(before), **status})
+        written = self.documents.patch_status(tenancy, {**dict.fromkeys(before), **status})
         if status["phase"] != before.get("phase"):
             (ready,) = (each for each in status["conditions"] if each["type"] == "Ready")
             name, message = tenancy["metadata"]["name"], ready["message"]
@@ -235,7 +235,7 @@ class TenancyController:
         note = message or f"it was {before or 'new'}"
         about = {**head, "name": metadata["name"], "uid": metadata["uid"]}
         try:
-            self._documents.create(make_event(about, "tenancy-controller", phase, note, warning, time.time()))
+            self.documents.create(make_event(about, "tenancy-controller", phase, note, warning, time.time()))
         except NotLeadingError:
             raise
         except HostError as error:
@@ -257,7 +257,7 @@ class ControllerService:
         identity = f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
         self._leader = Leader(Documents(open_client()), LEASE, namespace, identity) if namespace else None
         check = self._leader.check if self._leader else lambda: None
-        self._controller = TenancyController(Documents(open_client(), check), options, log, network)
+        self.controller = TenancyController(Documents(open_client(), check), options, log, network)
         self._watched = Documents(open_client())
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._woken: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -289,7 +289,7 @@ class ControllerService:
                     continue
                 try:
                     if now >= look:
-                        for name in self._controller.find_unsettled():
+                        for name in self.controller.find_unsettled():
                             self._due.setdefault(name, now)
                         look = time.monotonic() + RESYNC
                     else:
@@ -320,7 +320,7 @@ class ControllerService:
     def _serve(self, name: str) -> None:
         """Do one pass over the tenancy that is due: the next one is served when this one has to wait for something."""
         self._due[name] = time.monotonic() + LATER  # where it cannot be read, the others are served meanwhile
-        pause = self._controller.reconcile(name)
+        pause = self.controller.reconcile(name)
         self._quick[name] = 0 if pause else self._quick[name] + 1
         if pause >= RESYNC:  # as it should be, or gone: a look at all of them finds what others change
             del self._due[name], self._quick[name]
@@ -347,11 +347,11 @@ class ControllerService:
         """Name tenancies that change; what is missed meanwhile is seen by the next look at all of them."""
         backoff = Backoff(SOON, RESYNC)
         while not self._stopping.is_set():
-            if not self._controller.version:  # else it would begin with all that there are
+            if not self.controller.version:  # else it would begin with all that there are
                 self._stopping.wait(FIRST_LIST)
                 continue
             try:
-                for _, found in self._watched.watch("Tenancy", self._controller.version, WATCH):
+                for _, found in self._watched.watch("Tenancy", self.controller.version, WATCH):
                     backoff.reset()
                     self._wake(found["metadata"]["name"])
             except HostError as error:

@@ -101,7 +101,7 @@ def test_a_device_of_another_kind_changes_nothing_and_is_noted(kept: Kept, monke
     (kept.root / "dev/ttyUSB0").touch()
     assert kept.is_used()
     assert kept.files[0].read_bytes() != before
-    monkeypatch.setattr(cached, "_key", None)  # what was noted is enough again
+    monkeypatch.setattr(cached, "facts_key", None)  # what was noted is enough again
     assert read_facts(kept.settings).source == "nvml"
 
 

@@ -116,7 +116,7 @@ def test_the_child_ends_with_its_parent(readable: Callable[..., Path]) -> None:
         try:
             os.close(release)
             child = start_nvml(str(library), REAL)
-            os.write(writer, str(child._child.pid).encode())
+            os.write(writer, str(child.child.pid).encode())
             os.read(held, 1)  # until the other end is closed
         finally:
             os._exit(0)

@@ -448,7 +448,7 @@ def test_the_openapi_document_is_what_is_served(lab: Lab, key: str) -> None:
 
 
 def lab_routes(lab: Lab) -> Any:
-    app = lab.server._server.config.loaded_app  # type: ignore[union-attr]
+    app = lab.server.uvicorn_server.config.loaded_app  # type: ignore[union-attr]
     while not hasattr(app, "routes"):
         app = app.app
     return [route for route in app.routes if route.path.startswith(("/v1", "/healthz", "/readyz"))]

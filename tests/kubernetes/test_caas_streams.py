@@ -380,7 +380,7 @@ def _is_closed(one: socket.socket) -> bool:
 
 
 def test_strangers_have_their_room_and_no_more(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.server._socket, "most", 8)
+    monkeypatch.setattr(lab.server.listening_socket, "most", 8)
     made = lab.run(key)
     flood = []
     with lab.open("GET", f"{PATH}/{made}/events", key) as answer, contextlib.ExitStack() as all_:
@@ -403,7 +403,7 @@ def test_an_answer_that_a_stranger_does_not_read_ends_his_connection(
     lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
-    serving = lab.server._server
+    serving = lab.server.uvicorn_server
     assert serving
     connections = serving.server_state.connections
     before = set(connections)

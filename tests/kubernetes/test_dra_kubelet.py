@@ -68,8 +68,8 @@ def test_nobody_waits_for_a_driver_that_ends(root: Path) -> None:
     words = ("--node-name=n", f"--plugins-directory={root}/plugins")
     driver = DraDriver(parse_options(words, {}), Settings(), timing=DraTiming(stop=3600.0))
     with driver.signals, ThreadPoolExecutor(2) as pool:
-        view, again = pool.submit(driver._node_view), pool.submit(driver._read_again)
-        driver._end()
+        view, again = pool.submit(driver.node_view), pool.submit(driver.read_again)
+        driver.end_readings()
         assert view.result(60) is None
         with pytest.raises(HostError, match="could not be read again"):
             again.result(60)
@@ -79,13 +79,13 @@ def test_a_node_that_cannot_be_read_keeps_nobody_waiting_for_long(root: Path) ->
     """Each step of each claim that is given back would wait, one after the other, for longer than the kubelet does."""
     words = ("--node-name=n", f"--plugins-directory={root}/plugins")
     driver = DraDriver(parse_options(words, {}), Settings(), timing=DraTiming(stop=3600.0))
-    driver._begun -= 2 * 3600.0
+    driver.started_at -= 2 * 3600.0
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(driver._node_view)
+        waiting = pool.submit(driver.node_view)
         try:
             assert waiting.result(60) is None
         finally:
-            driver._end()
+            driver.end_readings()
 
 
 def test_two_threads_that_need_the_api_server_first_have_one_client(
@@ -101,7 +101,7 @@ def test_two_threads_that_need_the_api_server_first_have_one_client(
     monkeypatch.setattr("ocigpu.kubernetes.dra.driver.open_cluster", opened)
     driver = DraDriver(parse_options(("--node-name=n", f"--plugins-directory={root}/plugins"), {}), Settings())
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.submit(driver._cluster), pool.submit(driver._cluster)
+        one, two = pool.submit(driver.open_api), pool.submit(driver.open_api)
         assert one.result(60) is two.result(60)
 
 

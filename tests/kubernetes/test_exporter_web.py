@@ -261,7 +261,7 @@ def test_probes_have_places_that_no_other_client_takes(server: web.WebServer, mo
     """Clients that are slow to read: more than there are places put out no probe, one probe too many does."""
     size = 16 << 20  # more than the kernel takes
     monkeypatch.setattr(web, "TIMEOUT", 600.0)
-    monkeypatch.setattr(server._door, "most", 4)
+    monkeypatch.setattr(server.door, "most", 4)
     monkeypatch.setattr(web, "MAX_PROBES", 2)
     answer = web.WebAnswer(HTTPStatus.OK, "text/plain", (bytes(size),))
     monkeypatch.setattr(server, "answer", lambda *_: answer)

@@ -157,8 +157,8 @@ def test_a_daemon_that_was_left_over_is_ended(job: Job, beside: Path) -> None:
         mounts = Path("/proc/self/mounts").read_text().split("\n")
         assert sum(f" {job.directories.shm} " in line for line in mounts) == 1, "used again, not mounted over"
     finally:
-        assert before._child is not None
-        before._child.wait()
+        assert before.child is not None
+        before.child.wait()
         after.stop()
 
 

@@ -447,7 +447,7 @@ def test_an_engine_that_does_not_come_back_gets_its_former_configuration(
     before = place.config.read_bytes()
     refuse = place.directory / "refuse"
     refuse.touch()
-    engine = place.installer._engine
+    engine = place.installer.engine
     engine.seconds = 1.0  # that it is not back is certain
 
     def patient(message: str) -> None:
@@ -460,7 +460,7 @@ def test_an_engine_that_does_not_come_back_gets_its_former_configuration(
     refuse.unlink()
     assert place.config.read_bytes() == before
     assert place.engine("version").returncode == 0
-    place.installer._fail(HostError("OCIGPU-KUBE-8", "x"))
+    place.installer.report_failure(HostError("OCIGPU-KUBE-8", "x"))
     assert node() == {LABEL: "failed.OCIGPU-KUBE-8"}
     assert place.installer.remove()
     assert not (place.directory / "opt/ocigpu").exists()

@@ -472,4 +472,4 @@ def test_refusals_that_differ_each_time_are_not_all_remembered(simulated_host: S
         for _ in range(2):
             ours.report("error", f"request {number} timed out")
     assert len(log.lines) == 3000
-    assert len(log._last) <= MAX_TOPICS
+    assert len(log.last_lines) <= MAX_TOPICS

@@ -358,7 +358,7 @@ def test_it_may_be_killed_after_any_write(cluster: Cluster, number: int) -> None
             left[0] -= 1
 
         made = make_controller(cluster)
-        made._documents._may_write = may_write
+        made.documents.may_write = may_write
         return made
 
     cluster.create(tenancy())
@@ -526,14 +526,14 @@ def test_of_two_that_try_at_once_one_leads(cluster: Cluster, replicas: tuple[Clo
     _, leaders = replicas
     barrier = threading.Barrier(2, timeout=60)
     for leader in leaders:
-        get = leader._documents.get
+        get = leader.documents.get
 
         def get_and_wait(*words: Any, get: Any = get) -> Any:
             found = get(*words)
             barrier.wait()
             return found
 
-        leader._documents.get = get_and_wait  # type: ignore[method-assign]
+        leader.documents.get = get_and_wait  # type: ignore[method-assign]
 
     def attempt(leader: Leader) -> None:
         try:
@@ -574,7 +574,7 @@ def test_the_service_works_while_it_leads_and_ends_when_told_to(
     def act() -> None:
         wait_for("the first", lambda: status(cluster, "first").get("phase") == "Ready")
         own = int(cluster.get("Tenancy", "first")["metadata"]["resourceVersion"])
-        wait_for("the pass after its last write", lambda: int(service._controller.version or 0) >= own)
+        wait_for("the pass after its last write", lambda: int(service.controller.version or 0) >= own)
         cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "newer-than-the-last-list"}})
         cluster.expire()
         cluster.drop_watches()

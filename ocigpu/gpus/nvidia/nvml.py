@@ -48,7 +48,7 @@ class NvmlChild:
     """A running question to NVML; :meth:`collect` waits for the answer, :meth:`close` gives up on it."""
 
     def __init__(self, child: Child, library: str) -> None:
-        self._child = child
+        self.child = child
         self.library = library
         self.checksum = 0
         """Of the answer."""
@@ -65,9 +65,9 @@ class NvmlChild:
 
     def _wait(self) -> NvmlAnswer:
         try:
-            data, status = self._child.collect(ANSWER_LIMIT)
+            data, status = self.child.collect(ANSWER_LIMIT)
         except TimeoutError:
-            return NvmlAnswer(f"NVML did not answer within {self._child.seconds:g} s")
+            return NvmlAnswer(f"NVML did not answer within {self.child.seconds:g} s")
         except OverflowError:
             return NvmlAnswer(f"NVML answered with more than {ANSWER_LIMIT} bytes")
         if status < 0:

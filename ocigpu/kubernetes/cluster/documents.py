@@ -68,7 +68,7 @@ class Documents:
 
     def __init__(self, client: Client | None = None, may_write: Callable[[], None] = lambda: None) -> None:
         self._client = client or open_client(Client)
-        self._may_write = may_write
+        self.may_write = may_write
 
     def close(self) -> None:
         self._client.close()
@@ -131,7 +131,7 @@ class Documents:
             raise refused(f"watch {kind}", error) from error
 
     def _write(self, verb: str, document: Document, call: Callable[[Any, Any], Any], *missing: Document) -> Document:
-        self._may_write()
+        self.may_write()
         cls = KINDS[document["kind"]]
         what = f"{verb} {document['kind']} {document['metadata']['name']}"
         return ask(what, lambda: dict(call(cls(document), cls)), *missing)

@@ -35,7 +35,7 @@ class Leader:
         identity: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._documents, self._name, self._namespace, self._identity = documents, name, namespace, identity
+        self.documents, self._name, self._namespace, self._identity = documents, name, namespace, identity
         self._clock = clock
         self._renewed = -DURATION
         self._seen: tuple[Any, float] = (None, 0.0)
@@ -59,11 +59,11 @@ class Leader:
         now = self._clock()
         if self._held and now < self._renewed + RETRY:
             return True
-        found = self._documents.get("Lease", self._name, self._namespace)
+        found = self.documents.get("Lease", self._name, self._namespace)
         if found is None:
             metadata = {"name": self._name, "namespace": self._namespace}
             head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-            self._write(lambda: self._documents.create({**head, "spec": self._spec({})}), now)
+            self._write(lambda: self.documents.create({**head, "spec": self._spec({})}), now)
             return self.is_leading()
         spec = found.get("spec") or {}
         mine = spec.get("holderIdentity") == self._identity
@@ -74,7 +74,7 @@ class Leader:
         if not mine and spec.get("holderIdentity") and now < self._seen[1] + duration:
             self._held = False
             return False
-        self._write(lambda: self._documents.update({**found, "spec": self._spec(spec)}), now)
+        self._write(lambda: self.documents.update({**found, "spec": self._spec(spec)}), now)
         return self.is_leading()
 
     def release(self) -> None:
@@ -82,11 +82,9 @@ class Leader:
         if not self._held:
             return
         self._held = False
-        found = self._documents.get("Lease", self._name, self._namespace)
+        found = self.documents.get("Lease", self._name, self._namespace)
         if found is not None and found["spec"].get("holderIdentity") == self._identity:
-            self._documents.update(
-                {**found, "spec": {**found["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
-            )
+            self.documents.update({**found, "spec": {**found["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}})
 
     def _write(self, write: Callable[[], Any], now: float) -> None:
         # the time of before the request: it may have been written long before the answer came

@@ -91,11 +91,11 @@ class DraDriver(NodeProgram[DraReading]):
         self._opening = threading.Lock()
         self.publisher: Publisher | None = None
         self.gate = open_gate(options.plugin, self.settings)
-        self.effects = Effects(self.settings, options.mps_root, self.log, self._read_again, self.gate, bus)
+        self.effects = Effects(self.settings, options.mps_root, self.log, self.read_again, self.gate, bus)
         self.preparer = Preparer(
             ClaimStore(self.directory),
             PoolPlace(options.driver, options.node_name, options.cdi_root),
-            self._node_view,
+            self.node_view,
             self._get_claim,
             self.log,
             self.effects.table,
@@ -104,7 +104,7 @@ class DraDriver(NodeProgram[DraReading]):
         )
         self._status = DriverStatus()
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._keep, self._publish_on)]
-        self._begun = time.monotonic()
+        self.started_at = time.monotonic()
         self._ended = threading.Event()
         self.server = DraServer(
             options.driver,
@@ -133,7 +133,7 @@ class DraDriver(NodeProgram[DraReading]):
             try:
                 self._work()
             finally:
-                self._end()
+                self.end_readings()
                 self.server.stop(self.timing.stop)
                 end = time.monotonic() + self.timing.stop
                 for thread in self._threads:
@@ -142,8 +142,8 @@ class DraDriver(NodeProgram[DraReading]):
                 if self.cluster:
                     self.cluster.close()
 
-    def _end(self) -> None:
-        """Let nobody wait any more for readings of the node: there will be none."""
+    def end_readings(self) -> None:
+        """Wake all threads that wait for a reading of the node: there will be no more readings."""
         self._ended.set()
         self._offer_changed.set()
         with self._readings:
@@ -195,9 +195,9 @@ class DraDriver(NodeProgram[DraReading]):
 
     # the node
 
-    def _node_view(self) -> NodeView | None:
+    def node_view(self) -> NodeView | None:
         """Return the node for a claim: for a while after the start the first reading is waited for a little."""
-        left = self._begun + 2 * self.timing.stop - time.monotonic()
+        left = self.started_at + 2 * self.timing.stop - time.monotonic()
         with self._readings:
             seconds = min(max(0.0, left), self.timing.stop)
             self._readings.wait_for(lambda: self._answered or self._ended.is_set(), seconds)
@@ -209,7 +209,7 @@ class DraDriver(NodeProgram[DraReading]):
         options, known = self.options, self.node.partitions if self.node else {}
         return self.settings, options.vendor, options.dynamic_mig, options.fabric_address, known
 
-    def _read_again(self) -> None:
+    def read_again(self) -> None:
         """Wait for a reading that was begun after now; raises HostError (OCIGPU-DRA-3)."""
         with self._readings:
             self._wanted = wanted = self._asked + 1
@@ -219,7 +219,7 @@ class DraDriver(NodeProgram[DraReading]):
                 raise HostError("OCIGPU-DRA-3", f"the node could not be read again within {self.timing.stop:g} s", "")
 
     def _get_claim(self, namespace: str, name: str) -> "dict[str, object] | None":
-        return self._cluster().get_claim(namespace, name)
+        return self.open_api().get_claim(namespace, name)
 
     def _listed(self) -> set[tuple[str, str, str]]:
         listing = list_containers(self.options.pods_socket)
@@ -228,7 +228,7 @@ class DraDriver(NodeProgram[DraReading]):
         claims = [each.claim for each in listing.claimed if each.claim]
         return {(each.namespace, each.name, each.device) for each in claims if each.driver == self.options.driver}
 
-    def _cluster(self) -> ApiCluster:
+    def open_api(self) -> ApiCluster:
         with self._opening:
             if self.cluster is None:
                 self.cluster = open_cluster(self.options.kubeconfig)
@@ -319,7 +319,7 @@ class DraDriver(NodeProgram[DraReading]):
         """
         resumed = False
         while not self._ended.is_set():
-            view, waits = self._node_view(), True
+            view, waits = self.node_view(), True
             try:
                 self.preparer.recover()
                 if view is not None and not resumed:
@@ -351,7 +351,7 @@ class DraDriver(NodeProgram[DraReading]):
 
     def _publish(self, offered: "tuple[DraDevice, ...]") -> None:
         if self.publisher is None:
-            self.publisher = Publisher(self._cluster(), self.options.driver, self.options.node_name, self.log)
+            self.publisher = Publisher(self.open_api(), self.options.driver, self.options.node_name, self.log)
         done = self.publisher.publish(offered)
         if done.made or done.removed:
             self.log("info", f"published {len(offered)} devices: {done.made} slices made, {done.removed} removed")

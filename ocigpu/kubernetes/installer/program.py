@@ -63,7 +63,7 @@ class NodeInstaller:
         self._server = server or find_api_server(environment)
         self._node = environment.get("NODE_NAME", "")
         self._files = HostFiles(options.host_root, options.prefix)
-        self._engine = HostEngine(options.host_root, options.engine, options.config, options.restart_seconds)
+        self.engine = HostEngine(options.host_root, options.engine, options.config, options.restart_seconds)
         self._program = f"{options.prefix}/current/bin/ocigpu"
 
     # once
@@ -71,25 +71,25 @@ class NodeInstaller:
     def install(self) -> None:
         """Make the node ready; raises OcigpuError, RestartFailedError after everything was taken back."""
         options = self._options
-        running = self._engine.require()
+        running = self.engine.require()
         runtime = runtime_path(options.prefix)
-        self._engine.check(runtime, options.name)
-        how = self._engine.plan_restart(running, options.restart)
+        self.engine.check(runtime, options.name)
+        how = self.engine.plan_restart(running, options.restart)
         if placed := self._files.place(options.payload, self._try_out):
             self._log("info", f"{options.prefix}: version {placed} is in use")
         words = ["--runtime-path", runtime, "--name", options.name]
         words += [word for word, wanted in (("--default", options.default), ("--cdi", options.cdi)) if wanted]
-        planned = self._engine.run(self._program, "configure", running, *words, "--dry-run")
+        planned = self.engine.run(self._program, "configure", running, *words, "--dry-run")
         if planned["changed"]:
             self._files.set_pending(True)
-            self._say(self._engine.run(self._program, "configure", running, *words))
+            self._say(self.engine.run(self._program, "configure", running, *words))
         if self._files.is_pending():
             self._restart(running, how)
         self.label("ready")
 
     def _try_out(self, version: str) -> None:
         """Raise HostError unless the programs of a version start on this host, with the interpreter they bring."""
-        done = self._engine.on_host([f"{version}/bin/ocigpu", "--version"])
+        done = self.engine.on_host([f"{version}/bin/ocigpu", "--version"])
         if done.status:
             cause = printable(done.complaint.strip() or f"exit status {done.status}", 300)
             raise install_error(f"{version}/bin/ocigpu --version: {cause}", "Is the image of this machine?")
@@ -102,12 +102,12 @@ class NodeInstaller:
         self.label("installing")
         self._log("info", f"restarting {running.unit or running.daemon.engine}, by {how}")
         try:
-            self._engine.restart(running, how)
+            self.engine.restart(running, how)
         except HostError as error:
             self._log("error", f"{error.line}; taking the configuration back")
-            self._say(self._engine.run(self._program, "remove", running))
+            self._say(self.engine.run(self._program, "remove", running))
             try:
-                self._engine.restart(self._engine.find() or running, how)
+                self.engine.restart(self.engine.find() or running, how)
                 after = "its former configuration is back in force"
             except HostError as second:
                 after = f"nor was it with its former configuration: {second.message}"
@@ -122,19 +122,19 @@ class NodeInstaller:
             self.label("")
             return True
         self.label("removing")
-        running = self._engine.require()
-        how = self._engine.plan_restart(running, self._options.restart)
-        users, name = self._engine.users(self._options.prefix), self._options.name
-        if users and self._engine.needs_entry(running, name):
+        running = self.engine.require()
+        how = self.engine.plan_restart(running, self._options.restart)
+        users, name = self.engine.users(self._options.prefix), self._options.name
+        if users and self.engine.needs_entry(running, name):
             self._log("info", f"{len(users)} pods with the runtime {name} still run: all of it stays until they end")
             return False
-        if self._engine.run(self._program, "remove", running, "--dry-run")["changed"]:
+        if self.engine.run(self._program, "remove", running, "--dry-run")["changed"]:
             self._files.set_pending(True)
-            self._say(self._engine.run(self._program, "remove", running))
+            self._say(self.engine.run(self._program, "remove", running))
         if self._files.is_pending() and how != "none":
-            self._engine.restart(running, how)
+            self.engine.restart(running, how)
         self._files.set_pending(False)
-        if users := self._engine.users(self._options.prefix):
+        if users := self.engine.users(self._options.prefix):
             self._log("info", f"{len(users)} pods were started by ocigpu and still run: its files stay until they end")
             return False
         self._files.remove()
@@ -184,10 +184,10 @@ class NodeInstaller:
                         pause = USERS_INTERVAL
                     retry.reset()
                 except RestartFailedError as error:
-                    self._fail(error)
+                    self.report_failure(error)
                     pause = math.inf
                 except OcigpuError as error:
-                    self._fail(error)
+                    self.report_failure(error)
                     pause = retry.failed(0.0)
                 self._show_ready(done)
                 signals.wait(pause)
@@ -203,6 +203,6 @@ class NodeInstaller:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
-    def _fail(self, error: OcigpuError) -> None:
+    def report_failure(self, error: OcigpuError) -> None:
         self._log("error", error.line + (f" ({error.hint})" if error.hint else ""))
         self.label(f"failed.{error.code}", error.message)

@@ -73,7 +73,7 @@ class ControlDaemon:
         self.job = job
         self._log = log
         self._times = times or Times()
-        self._child: subprocess.Popen[bytes] | None = None
+        self.child: subprocess.Popen[bytes] | None = None
         self._logged = 0
         self._exclusive: tuple[str, ...] = ()
 
@@ -107,7 +107,7 @@ class ControlDaemon:
     def is_running(self) -> bool:
         """Return whether the daemon has not ended; passes on what it has logged."""
         self._pass_on_log()
-        return self._child is not None and not _has_ended(self._child.pid)
+        return self.child is not None and not _has_ended(self.child.pid)
 
     def stop(self, keep: bool = False) -> None:
         """End the daemon with its servers, by force if it must be, and take back everything made for it.
@@ -118,9 +118,9 @@ class ControlDaemon:
             _remove(self.job.directories.ready)
         except OcigpuError as error:
             self._warn(error.message)
-        if self._child is not None:
-            self._end(self._child)
-            self._child = None
+        if self.child is not None:
+            self._end(self.child)
+            self.child = None
             self._pass_on_log()
         problems = set_compute_mode(self.job.facts, self._exclusive, DEFAULT) if self._exclusive else {}
         for uuid, problem in problems.items():
@@ -152,7 +152,7 @@ class ControlDaemon:
         self._make_directories()
         self._make_exclusive(self.job.gpus)
         try:
-            self._child = subprocess.Popen(
+            self.child = subprocess.Popen(
                 [self.job.program, "-f"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -177,14 +177,14 @@ class CaasServer:
             if probed:
                 self.health = HealthServer(*probed, lambda: self.reconciler.problem if self.reconciler else "it starts")
             with OsErrorAs(HostError, "OCIGPU-CAAS-1", f"listen on {options.listen}"):
-                self._socket = Door(listen_tcp(host, port, BACKLOG), MAX_STRANGERS)
+                self.listening_socket = Door(listen_tcp(host, port, BACKLOG), MAX_STRANGERS)
         except HostError:
             if self.health:
                 self.health.end()
             self.store.close()
             raise
-        self.port = int(self._socket.getsockname()[1])
-        self._server: UvicornServer | None = None
+        self.port = int(self.listening_socket.getsockname()[1])
+        self.uvicorn_server: UvicornServer | None = None
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve.  ``ready``: called once requests are answered."""
@@ -195,15 +195,15 @@ class CaasServer:
         finally:
             if self.health:
                 self.health.end()
-            self._socket.close()
+            self.listening_socket.close()
             self.store.close()
             if self._audit is not None:
                 os.close(self._audit)
 
     def stop(self) -> None:
         """End :meth:`run`, from any thread."""
-        if self._server:
-            self._server.should_exit = True
+        if self.uvicorn_server:
+            self.uvicorn_server.should_exit = True
 
     async def _run(self, ready: Callable[[], None]) -> None:
         options = self.options
@@ -242,16 +242,16 @@ class CaasServer:
             h11_max_incomplete_event_size=16 << 10, proxy_headers=False, loop="asyncio", backlog=BACKLOG, **tls,
         )  # fmt: skip
         config.load()
-        self._server = server = UvicornServer(config)
+        self.uvicorn_server = server = UvicornServer(config)
         server.on_shutdown = reconciler.signal.close
         connections: Iterable[Any] = server.server_state.connections
-        self._socket.spared = lambda: [
+        self.listening_socket.spared = lambda: [
             each.transport.get_extra_info("socket").fileno() for each in connections if each.is_known
         ]
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
-        await server.serve([self._socket])
+        await server.serve([self.listening_socket])
 
     async def _beat(self) -> None:
         while self.health:
