@@ -8,10 +8,10 @@ away or brings them back, and ``ocigpu repair`` does the rest.
 import json
 import os
 from contextlib import suppress
-from typing import NamedTuple
 
 from ocigpu.containers.believed import Container
 from ocigpu.core.errors import OcigpuError
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.system.files import remove_if_possible

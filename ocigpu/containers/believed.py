@@ -12,11 +12,12 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from ocigpu.bundle.document import parse_config
 from ocigpu.core.config_json import MAX_CONFIG_BYTES, Document, get_list, get_object, is_path, parse_json
 from ocigpu.core.errors import OcigpuError, OsErrorAs, SpecError, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.entry.state import MAX_STATE_BYTES
 from ocigpu.provision.device_filter import ACCESS_BITS, FilterRule, effective_rules
 from ocigpu.system.files import read_part, why_replaceable, why_untrusted

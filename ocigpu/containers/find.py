@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from ocigpu.bundle.document import read_config
 from ocigpu.containers import believed
@@ -17,6 +17,7 @@ from ocigpu.containers.believed import Container, open_process, read_config_of, 
 from ocigpu.containers.rules import find_cgroup
 from ocigpu.core.config_json import Document, get_list, get_object
 from ocigpu.core.errors import OcigpuError, SpecError, quoted
+from ocigpu.core.record import NamedTuple
 from ocigpu.provision.cgroups import CgroupMount, parse_cgroup_mounts
 from ocigpu.system.proc import parse_cgroup, read_proc, read_stat
 

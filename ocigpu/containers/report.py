@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ocigpu.bundle.edit import PROC_DRIVER
 from ocigpu.containers.attached import AttachRecord, read_record
@@ -24,6 +24,7 @@ from ocigpu.core.config_json import (
 from ocigpu.core.errors import OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts, capability_path
 from ocigpu.core.gate import is_gpu_of
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MOUNT_SOURCE
 from ocigpu.core.vendors import GPU_VENDORS

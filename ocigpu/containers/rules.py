@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ocigpu.containers.believed import Container, process_of
 from ocigpu.containers.child import ask_each
@@ -20,6 +20,7 @@ from ocigpu.core.actions import AllowDevice
 from ocigpu.core.config_json import get_list, get_object, get_rules
 from ocigpu.core.errors import ApplyError, OcigpuError, SpecError
 from ocigpu.core.facts import DeviceNode, HostFacts
+from ocigpu.core.record import NamedTuple
 from ocigpu.provision.cgroups import (
     CgroupMount,
     change_device_rules,

@@ -10,11 +10,12 @@ import os
 import pwd
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ocigpu.containers.find import USER_DIRECTORIES, USER_NAMES, Places, find_containers
 from ocigpu.containers.report import make_reports
 from ocigpu.core.facts import HostFacts
+from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.vendors import parse_request
 from ocigpu.system.child import Child, drop_rights, end_with, isolate
