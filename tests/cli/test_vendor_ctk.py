@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+from support import requirements
+from support.process import run
 from support.product import SimulatedHost
 
 from ocigpu import VENDOR_VERSION, __version__
@@ -217,9 +219,14 @@ def test_containerd_itself_sees_the_entry(etc: Path, capsys: pytest.CaptureFixtu
     (etc / "config.toml").write_text(V2)
     assert ctk(etc, "runtime configure --runtime=containerd --config=@/config.toml --set-as-default") == 0
     assert f'msg="Wrote updated config to {etc}/config.toml"' in capsys.readouterr().err
-    assert runtimes(etc / "config.toml")["default"] == "nvidia"
+    imports = tomllib.loads((etc / "config.toml").read_text()).get("imports", [])  # containerd >= 2.1 has drop-ins
+    assert runtimes(etc / "config.toml", *map(Path, imports))["default"] == "nvidia"
     assert ctk(etc, "runtime configure --runtime=containerd --config=@/config.toml --set-as-default") == 0
     assert "Nothing to do in" in capsys.readouterr().err
+    requirements.require(requirements.programs("containerd"))
+    dump = etc / "dump.toml"
+    dump.write_text(run(["containerd", "--config", etc / "config.toml", "config", "dump"]).stdout)
+    assert runtimes(dump)["default"] == "nvidia"
 
 
 def test_an_engine_without_cdi_is_configured_without_it(
