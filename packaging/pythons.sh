@@ -27,9 +27,13 @@ try_python() { # PYTHON PYTEST-OPTION...: once for each version
   "$place/bin/python" packaging/kubernetes/get_helm.py "$place/bin"
   packaging/install.sh --bin "$place/bin" --venv "$place" --python "$1"
   "$place/bin/python" -m pytest -q -n "${WORKERS:-2}" -p no:cacheprovider -m "$tests" "${@:2}" | tee "$place/log" || status=$?
-  cases=$(sed -n 's/^.*\b\([0-9]*\) passed.*$/\1/p' "$place/log") bad=$(sed -n 's/^.*\b\([0-9]*\) failed.*$/\1/p' "$place/log")
+  cases=$(count passed "$place/log") bad=$(count 'failed|errors?' "$place/log")
   [ "$status" -eq 0 ] || failed="$failed $version"
-  note "$version" "${cases:-0}" "$((${bad:-0} + (status != 0 && ${bad:-0} == 0)))" "$(. /etc/os-release && echo "$PRETTY_NAME")"
+  note "$version" "$((cases + bad))" "$((bad + (status != 0 && bad == 0)))" "$(. /etc/os-release && echo "$PRETTY_NAME")"
+}
+
+count() { # WORD LOG: of pytest's last line
+  tail -n 1 "$2" | awk -v word="^($1),?\$" '{ for (i = 2; i <= NF; i++) if ($i ~ word) sum += $(i - 1) } END { print sum + 0 }'
 }
 
 note() { # VERSION CASES FAILED SYSTEM: in a root for who called, else in the tables
@@ -47,6 +51,7 @@ in_suite() { # ROOT PYTEST-OPTION...: as process of a mount namespace of its own
   mount -t overlay overlay -o "lowerdir=$1,upperdir=$run/upper,workdir=$run/work" "$run/root"
   mount -t tmpfs -o mode=1777 none "$run/root/tmp"
   take_repository "$PWD" "$run/root"
+  in_root "$run/root" sh -c 'apt-get -qq update && apt-get -qq install -y --no-install-recommends curl >/dev/null'
   in_root "$run/root" env -C /root/ocigpu NOTE=/root/note SUITES= "WORKERS=${WORKERS:-2}" \
     bash -c 'packaging/pythons.sh "$@" || true' bash "${@:2}" # what failed is in the note
   [ ! -e "$run/root/root/note" ] || cat "$run/root/root/note" >&3

@@ -79,8 +79,10 @@ in_root() { # ROOT COMMAND...: runs it there with the machine's network; in a mo
   mkdir -p "$root/etc/ssl/certs"
   [ ! -e /etc/ssl/certs/ca-certificates.crt ] || cat /etc/ssl/certs/ca-certificates.crt >"$root/etc/ssl/certs/ca-certificates.crt"
   mount -t proc proc "$root/proc"
+  mount -t sysfs sysfs "$root/sys"
   mount --bind /dev "$root/dev"
+  mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts "$root/dev/pts"
   mapfile -t proxy < <(env | grep -E '^(https?_proxy|no_proxy|HTTPS?_PROXY|NO_PROXY|PIP_INDEX_URL)=')
   thrice chroot "$root" env -i "${proxy[@]}" HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 "${@:2}"
-  umount "$root/dev" "$root/proc"
+  umount "$root/dev/pts" "$root/dev" "$root/sys" "$root/proc"
 }
