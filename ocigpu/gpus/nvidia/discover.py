@@ -1,6 +1,6 @@
 """Everything about the host's driver, read once: files, nodes, procfs and NVML become :class:`HostFacts`.
 
-Reads only.  NVML is asked by a child process while this one reads the rest.
+Reads only.  A child process queries NVML while this one reads the rest.
 """
 
 import os
@@ -49,7 +49,7 @@ MAX_NOTES_ON_PATHS = 3
 CONTROL_NODE = "/dev/nvidiactl"
 """Where the driver root has this node, it has all of them (:func:`ocigpu.gpus.tree.find_roots`)."""
 FAULTS = "/faults"
-"""What is wrong with a simulated host's GPUs: its NVML reads it."""
+"""The file with the faults of a simulated host's GPUs, which its NVML reads."""
 
 
 class SearchPaths(NamedTuple):
@@ -64,14 +64,14 @@ class SearchPaths(NamedTuple):
 
 
 def read_host_facts(settings: Settings, search: SearchPaths | None = None) -> HostFacts:
-    """Return what is true of the host that the settings describe (a simulated one with ``simulation.root``).
+    """Return the facts of the host that the settings describe (a simulated one with ``simulation.root``).
 
-    ``search``: where an operator wants files to be looked for instead of the usual places.
+    ``search``: an operator's search paths instead of the usual ones.
 
     Needs no privilege to read an ordinary host; as root, NVML still runs without privileges.  Raises HostError:
     OCIGPU-HOST-1 when there is no driver, OCIGPU-HOST-2 when kernel module and libraries differ in version,
-    OCIGPU-HOST-3 when a file of procfs or sysfs is there and cannot be read.  A GPU that cannot be used carries its
-    error and hides no other; what else could not be read is in ``notes``.
+    OCIGPU-HOST-3 when a file of procfs or sysfs exists but cannot be read.  A GPU that cannot be used carries its error
+    and hides no other GPU; other reading errors are in ``notes``.
     """
     return _Discovery(settings, search or SearchPaths()).run()
 
@@ -79,11 +79,11 @@ def read_host_facts(settings: Settings, search: SearchPaths | None = None) -> Ho
 def read_host_facts_and_places(
     settings: Settings, asked: NvmlChild | None = None
 ) -> tuple[HostFacts, dict[str, bool], NvmlChild | None]:
-    """Return the facts as :func:`read_host_facts` does, the paths of the host that decided them, and who asked NVML.
+    """Return the facts as :func:`read_host_facts` does, the host's paths that determined them, and the NVML query.
 
-    A path that was only looked at has False, a directory in which every name counted True.  What the fingerprint
-    (:mod:`ocigpu.gpus.fingerprint`) covers is left out.  ``asked``: who has asked NVML just now, which is not asked
-    again when its library is still the one to ask.
+    A path that was only checked has False, a directory whose names all matter True.  What the fingerprint
+    (:mod:`ocigpu.gpus.fingerprint`) covers is left out.  ``asked``: a query of NVML made just now, which is not
+    repeated if its library is still the right one.
     """
     discovery = _Discovery(settings, SearchPaths(), asked)
     return discovery.run(), discovery.places(), discovery.nvml
@@ -150,7 +150,7 @@ class _Discovery:
         if self.roots.stand_in:
             self.driver.resolve(FAULTS)
         places: dict[str, bool] = {}
-        for tree in (self.dev, *self.trees):  # searched in one, looked at in another: searched
+        for tree in (self.dev, *self.trees):  # searched in one record, checked in another: searched
             for path, searched in tree.places().items():
                 places[path] = searched or places.get(path, False)
         return places

@@ -160,7 +160,7 @@ def read_firmware(trees: tuple[Tree, ...], version: str, sys: str) -> tuple[Host
 
 
 def read_firmware_parameter(sys: str) -> str:
-    """Return the directory that the kernel has been told to look for firmware in first, "" for none."""
+    """Return the directory in which the kernel searches firmware first (its parameter), "" for none."""
     return (read_text(f"{sys}/{FIRMWARE_PARAMETER}") or "").strip()
 
 
@@ -185,7 +185,8 @@ def _is_planted_link(tree: Tree, path: str) -> bool:
 def read_configs(tree: Tree, version: str, machine: str, directories: tuple[str, ...] = ()) -> tuple[HostFile, ...]:
     """Return configuration files and X.Org modules for graphics and display.
 
-    ``directories``: directories of the host to look for configuration files in, instead of the tree's usual ones.
+    ``directories``: directories of the host in which configuration files are searched, instead of the tree's usual
+    ones.
     """
     found = []
     shared = Tree("") if directories else tree

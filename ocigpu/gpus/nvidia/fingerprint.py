@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ocigpu.gpus.vendors import Fingerprint
 
 _DIRECTORIES = ("nvidia-caps", IMEX_DRIVER)
-"""Directories of nodes in /dev; what is in them counts, not that they are there."""
+"""Directories of nodes in /dev; their content matters, not their existence."""
 
 
 def read_nvidia(settings: Settings) -> "Fingerprint":
@@ -65,7 +65,7 @@ def _mig_devices(roots: Roots, gpus: tuple[ProcGpu, ...]) -> list[str]:
 def _numbers_and_nodes(roots: Roots, tree: Tree, gpus: tuple[ProcGpu, ...]) -> list[str]:
     """Return lines for majors, the permissions that the driver gives, each GPU's DRM numbers, and nodes.
 
-    Nothing without a driver and nodes of one: what else the host has in /dev/infiniband does not matter then.
+    Returns nothing without a driver and its nodes: other nodes in /dev/infiniband do not matter then.
     """
     majors = parse_devices(read_text(f"{roots.proc}/devices") or "")
     names = [name for name in tree.names("/dev") if name.startswith("nvidia") or name == "gdrdrv"]

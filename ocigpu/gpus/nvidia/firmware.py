@@ -1,6 +1,6 @@
-"""Firmware and health of GPUs as their driver tells them: on hosts with one, or in a virtual machine that checks.
+"""Firmware and health of GPUs as reported by their driver: on hosts with a driver, or in a virtual machine for checks.
 
-In the form of :mod:`ocigpu.gpus.firmware.baseline`; the driver's names of models and parts are other than the board
+In the form of :mod:`ocigpu.gpus.firmware.baseline`; the driver's names of models and parts differ from the board
 controller's, so a baseline has an entry for each.
 """
 
@@ -23,11 +23,11 @@ _HEALTH = {
 
 
 def read_driver_firmware(facts: HostFacts) -> dict[str, FirmwareFacts]:
-    """Return what NVML says of each GPU, by address as sysfs writes it ("0000:1b:00.0").
+    """Return NVML's facts about each GPU, by address as sysfs writes it ("0000:1b:00.0").
 
-    A GPU that is no module of a baseboard has a negative slot.  Modes that outlive a reset (whoever has the driver may
-    change them) are as now and as after the next reset: "on/off".  Raises HostError: OCIGPU-FW-1 when NVML gives no
-    answer, -2 when it is none.
+    A GPU that is not a module of a baseboard has a negative slot.  Modes that survive a reset (any user of the driver
+    may change them) are given as now and as after the next reset: "on/off".  Raises HostError: OCIGPU-FW-1 when NVML
+    does not answer, -2 for an invalid answer.
     """
     try:
         found: Any = ask("firmware", facts, SECONDS, parse=lambda document: document)

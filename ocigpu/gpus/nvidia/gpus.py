@@ -48,7 +48,7 @@ def gpu_from_procfs(proc_gpu: ProcGpu, index: int, error: str = "") -> Gpu:
 
 
 def gpus_from_procfs(in_procfs: tuple[ProcGpu, ...]) -> tuple[Gpu, ...]:
-    """Return what procfs alone knows of all GPUs, in its order, with the indices that NVML would give them.
+    """Return all GPUs as procfs alone shows them, in its order, with the indices that NVML would assign.
 
     NVML does not count the GPUs that the driver excludes: they come last here, as in :func:`merge_gpus`.
     """
@@ -71,7 +71,7 @@ class MigCapabilities:
 
     def add(self, path: str) -> int:
         """Find the capability's minor and remember its node; returns the minor, -1 when it is unknown."""
-        mode = 0o444  # what the driver gives the capabilities of instances; others say it in their file
+        mode = 0o444  # the driver's permissions for capabilities of instances; the other files state their own
         minor = self._minor(path) if path.startswith("gpu") else -1
         if minor < 0:
             minor, mode = self._from_file(path)

@@ -1,6 +1,6 @@
-"""What NVML says beyond the facts of :mod:`ocigpu.core.facts`: memory, connections, sizes of MIG devices.
+"""NVML's details beyond the facts of :mod:`ocigpu.core.facts`: memory, connections, sizes of MIG devices.
 
-It is asked once at start and when devices change, in a process of its own with a deadline: a hung driver hangs that
+NVML is queried at the start and when devices change, in a separate process with a deadline: a hung driver blocks that
 process, never the plugin.
 """
 

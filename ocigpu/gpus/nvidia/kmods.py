@@ -34,7 +34,7 @@ def missing_modules(roots: Roots) -> list[str]:
 
 
 def load_modules(roots: Roots, program: str = "") -> tuple[list[str], list[str]]:
-    """Load what is missing; return the names of what was loaded, and notes, a sentence each.
+    """Load missing modules; return the names of the loaded ones, and notes, a sentence each.
 
     With a driver root of its own the modprobe in there is run, in a chroot, since the modules are there too.
     ``program``: modprobe's path ("": of /proc/sys/kernel/modprobe, as the kernel itself runs it).
@@ -55,7 +55,7 @@ def load_modules(roots: Roots, program: str = "") -> tuple[list[str], list[str]]
 
 
 def _modprobe(program: str, name: str, root: str) -> str:
-    """Run modprobe; return what it complained of.  That a module is there afterwards is for sysfs to say."""
+    """Run modprobe; return its error output.  Only sysfs shows whether the module is loaded afterwards."""
 
     def enter() -> None:
         os.chroot(root)

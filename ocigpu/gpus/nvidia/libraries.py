@@ -105,7 +105,7 @@ def find_libraries(
     """Return the resolved paths in the tree of files named like driver libraries, and a note on the cache ("": fine).
 
     Any version; without duplicates; the cache's first.  Directories are searched when the cache has no 64-bit libcuda
-    or libnvidia-ml (of ``version``, when that is known).  ``directories``: look in these and nowhere else.
+    or libnvidia-ml (of ``version``, when that is known).  ``directories``: search only in these.
     """
     architecture = ARCHITECTURES.get(machine)
     if architecture is None:

@@ -22,7 +22,7 @@ RESET_SECONDS = 180.0
 T = TypeVar("T")
 Planner = Callable[[Sequence[GpuLayout]], list[GpuChange]]
 PRE_MODE, PRE_CONFIG = "pre-apply-mode", "pre-apply-config"
-"""What is announced before MIG modes change, and before devices do: hooks of mig-parted have these names."""
+"""The announcements before MIG modes change, and before devices change, named like the hooks of mig-parted."""
 
 
 def read_layouts(facts: HostFacts) -> tuple[GpuLayout, ...]:
@@ -45,9 +45,9 @@ def read_users(facts: HostFacts) -> dict[str, str]:
 
 
 def alone(simulation: str = "") -> AbstractContextManager[None]:
-    """Let no other process change MIG devices meanwhile.
+    """Prevent other processes from changing MIG devices meanwhile.
 
-    Raises HostError (OCIGPU-MIG-3) when one does, or where there is no place for a lock.
+    Raises HostError (OCIGPU-MIG-3) if one does, or if there is no directory for a lock.
 
     ``simulation``: root of a simulated host.
     """
@@ -67,14 +67,14 @@ def change_layouts(
     reset: bool = True,
     announce: Callable[[str], bool] = lambda _: False,
 ) -> list[GpuChange]:
-    """Make the GPUs what a plan says and return what it said of them; needs root.
+    """Apply a plan to the GPUs and return its changes; needs root.
 
     Modes come first, with a reset of the GPUs whose mode waits for one, unless not ``reset``; then the plan is made
-    again, because NVML tells placements in MIG mode only.  ``announce``: called with PRE_MODE and PRE_CONFIG before
-    something is changed; where it returns that it did something, the plan is made again.
+    again, because NVML reports placements in MIG mode only.  ``announce``: called with PRE_MODE and PRE_CONFIG before a
+    change; if it returns that it did something, the plan is made again.
 
-    Raises HostError (OCIGPU-MIG-2 for what cannot be, OCIGPU-MIG-3 for what NVML refuses, OCIGPU-MIG-4 for a reset that
-    is not done): then all is as it was before, or the message says what is not.
+    Raises HostError (OCIGPU-MIG-2 for an impossible layout, OCIGPU-MIG-3 for a refusal by NVML, OCIGPU-MIG-4 for a
+    reset that is not done): then everything is as it was before, or the message says what is not.
     """
     now = before
     first = changes = _possible(plan(now))
@@ -177,7 +177,7 @@ def _put_back(facts: HostFacts, before: Sequence[GpuLayout]) -> str:
 
 
 Step = tuple[GpuLayout, dict[str, Any], str]
-"""What is to be done to which GPU, and how a message calls it."""
+"""A step on one GPU, and its name in messages."""
 
 
 def _mode_step(change: GpuChange) -> Step:

@@ -1,7 +1,7 @@
-"""How GPUs are cut into MIG devices, and what it takes to cut them otherwise: pure data and functions.
+"""How GPUs are partitioned into MIG devices, and the steps to another layout: pure data and functions.
 
-We choose placements ourselves, so a layout that fits is found whatever the order of its parts, and what stays is not
-touched.  Sources: NVIDIA's MIG user guide ("Supported MIG Profiles"), nvml.h (nvmlGpuInstancePlacement_t).
+We choose placements ourselves, so a layout that fits is found whatever the order of its parts, and instances that stay
+are not touched.  Sources: NVIDIA's MIG user guide ("Supported MIG Profiles"), nvml.h (nvmlGpuInstancePlacement_t).
 """
 
 import re
@@ -41,7 +41,7 @@ _OF_TWELVE = {47, 67}
 def known_places(profiles: "Sequence[Profile]") -> _Places:
     """Return size and starts in memory slices by id of the profile, {} for an unknown family of GPUs.
 
-    NVML tells them in MIG mode only; without it these say whether a layout fits.
+    NVML reports them in MIG mode only; outside of it these decide whether a layout fits.
     """
     if _OF_TWELVE.intersection(profile.id for profile in profiles):
         return _TWELVE
@@ -82,12 +82,12 @@ class GpuInstance(NamedTuple):
 
     @property
     def kind(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """What it is, wherever it is."""
+        """The instance's kind, without its placement."""
         return self.profile, tuple(sorted(self.cis)), () if self.usual else tuple(sorted(self.numbers))
 
     @property
     def exactly(self) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
-        """What it is, and where."""
+        """The instance's kind and placement."""
         return self.profile, tuple(sorted(self.cis)), tuple(sorted(self.numbers)), self.start
 
 
@@ -132,7 +132,7 @@ class WantedMig(NamedTuple):
 
 
 class GpuChange(NamedTuple):
-    """What it takes for one GPU; ``problem``: why it cannot be, one clause."""
+    """The changes for one GPU; ``problem``: why they are impossible, one clause."""
 
     gpu: GpuLayout
     mode: int | None
@@ -163,9 +163,9 @@ def _placed(gpu: GpuLayout, profile: Profile) -> Profile:
 
 
 def plan_change(gpu: GpuLayout, wanted: WantedMig, held: Mapping[str, str]) -> GpuChange:
-    """Return what makes a GPU what is wanted; as much as possible stays.
+    """Return the changes that give a GPU the requested layout; as many instances as possible are kept.
 
-    ``held``: who uses a MIG device, or the whole GPU, by UUID: what they hold is never destroyed.
+    ``held``: who uses a MIG device, or the whole GPU, by UUID: instances in use are never destroyed.
     """
     if gpu.mode is None:
         return GpuChange(gpu, None, problem="it has no MIG mode" if wanted.enabled else "")

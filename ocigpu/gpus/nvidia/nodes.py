@@ -1,14 +1,14 @@
-"""The host's own device nodes of the NVIDIA driver, and their links in /dev/char: made, or put right.
+"""Makes and corrects the host's own device nodes of the NVIDIA driver, and their links in /dev/char.
 
-The driver makes neither: on a host without a desktop a node is missing until the first program that runs as root has
-used the driver, and systemd (before version 240) finds a device's number by its link /dev/char/MAJOR:MINOR alone.
-runc 1.1.3 to 1.1.6 (Debian 12 has 1.1.5) does not even tell systemd of a device without a link, whatever systemd's
-version (its changelog, 1.1.7): the next daemon-reload takes such a device from its containers.
+The driver makes neither: on a host without a desktop a node is missing until a program that runs as root has used the
+driver, and systemd (before version 240) finds a device's number by its link /dev/char/MAJOR:MINOR alone. runc 1.1.3 to
+1.1.6 (Debian 12 has 1.1.5) does not even tell systemd of a device without a link, whatever systemd's version (its
+changelog, 1.1.7): the next daemon-reload takes such a device from its containers.
 
-:func:`read_driver` reads what the kernel says, :func:`plan_nodes` says what follows from it (pure),
-:func:`find_changes` compares that with what is there (read-only), :func:`apply_changes` does it.  Numbers and
-permissions are the kernel's, as the driver's README (chapters "Device nodes" and "nvidia-modprobe") describes them:
-majors of /proc/devices, a GPU's minor of its "Device Minor", permissions of params or of a capability's file.
+:func:`read_driver` reads the kernel's data, :func:`plan_nodes` derives the nodes (pure), :func:`find_changes` compares
+them with the existing ones (read-only), and :func:`apply_changes` makes the changes.  Numbers and permissions are the
+kernel's, as the driver's README (chapters "Device nodes" and "nvidia-modprobe") describes them: majors of
+/proc/devices, a GPU's minor of its "Device Minor", permissions of params or of a capability's file.
 """
 
 import errno
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MAX_NAMES = 4096
-"""Names looked at in one directory of nodes."""
+"""Maximum of names read from one directory of nodes."""
 _CAPS = "/dev/nvidia-caps"
 
 
@@ -60,7 +60,7 @@ class Driver(NamedTuple):
 
 
 class HostNode(NamedTuple):
-    """A node that there should be.  ``modify``: False when the driver leaves nodes of this kind to somebody else."""
+    """A node that should exist.  ``modify``: False if the driver leaves nodes of this kind to another program."""
 
     path: str
     major: int
@@ -72,12 +72,12 @@ class HostNode(NamedTuple):
 
 
 class NodeChange(NamedTuple):
-    """One difference between what there should be and what there is.
+    """One difference between the expected and the existing nodes and links.
 
     ``what``: "make", "correct" (permissions), "replace" (it is something else), "remove" (a link with the number of
-    another device), "keep" (it is as it should be) or "leave" (the driver's parameters forbid to touch it).
-    ``path``: on the host; ``cause``: what is there instead.  ``node`` is None and ``target`` set for a link.
-    ``stand_in``: a file may stand for the node where making nodes is not permitted.
+    another device), "keep" (it is as it should be) or "leave" (the driver's parameters forbid to touch it).  ``path``:
+    on the host; ``cause``: what exists instead.  ``node`` is None and ``target`` set for a link.  ``stand_in``: a file
+    may stand for the node where making nodes is not permitted.
     """
 
     what: str
@@ -118,9 +118,9 @@ def read_driver(roots: Roots) -> Driver:
 def plan_nodes(
     driver: Driver, imex_channels: "Iterable[int]" = (), control_only: bool = False
 ) -> tuple[tuple[HostNode, ...], tuple[str, ...]]:
-    """Return the nodes there should be, and notes on those whose number nobody knows, a sentence each.
+    """Return the nodes that should exist, and notes on those whose number is unknown, a sentence each.
 
-    ``imex_channels``: channels to have a node besides.  ``control_only``: neither GPUs nor capabilities.
+    ``imex_channels``: channels that additionally get a node.  ``control_only``: neither GPUs nor capabilities.
     """
     majors, notes = dict(driver.majors), []
     permissions = (*driver.permissions, driver.modify)
@@ -159,7 +159,7 @@ def plan_nodes(
 
 
 def find_changes(nodes: "Sequence[HostNode]", roots: Roots) -> tuple[NodeChange, ...]:
-    """Return what is to be done below ``roots.dev`` so that these nodes are there; changes nothing."""
+    """Return the changes needed below ``roots.dev`` so that these nodes exist; changes nothing."""
     tree = Tree(roots.dev, roots.stand_in)
     return tuple(_compare_node(node, tree)._replace(stand_in=roots.stand_in) for node in nodes)
 
@@ -193,14 +193,14 @@ def _compare_node(node: HostNode, tree: Tree) -> NodeChange:
 
 
 def char_directory(roots: Roots) -> str:
-    """Return where systemd looks for links by number: the host's /dev/char, a simulated host's own."""
+    """Return the directory in which systemd finds links by number: the host's /dev/char, or a simulated host's own."""
     return f"{roots.host}/dev/char"
 
 
 def find_link_changes(
     nodes: "Sequence[HostNode]", driver: Driver, roots: Roots, directory: str = ""
 ) -> tuple[NodeChange, ...]:
-    """Return what is to be done so that these nodes, and others of the driver that exist, have their links.
+    """Return the changes needed so that these nodes, and other existing ones of the driver, have their links.
 
     ``directory``: where links are ("": :func:`char_directory`).  Links that lead to one of the nodes from the number of
     another device are stale, and removed.  Changes nothing.
@@ -242,7 +242,7 @@ def _existing_nodes(driver: Driver, roots: Roots) -> list[HostNode]:
 
 
 def _link_cause(link: str, path: str) -> str:
-    """Return what is wrong with a link to ``path``: "" for nothing, "missing", or what is there instead."""
+    """Return what is wrong with a link to ``path``: "" for nothing, "missing", or what exists instead."""
     try:
         found = os.readlink(link)
     except FileNotFoundError:
@@ -255,7 +255,7 @@ def _link_cause(link: str, path: str) -> str:
 
 
 def _leads_to(directory: str, name: str, numbers: dict[str, str], roots: Roots) -> str:
-    """Return which of the nodes a link leads to; "" for none, and for what is no link."""
+    """Return which of the nodes a link leads to; "" for none, and if it is not a link."""
     try:
         target = os.readlink(f"{directory}/{name}")
     except OSError:  # no link, or gone
@@ -281,11 +281,11 @@ def keep_links(roots: Roots) -> str:
 
 
 def apply_changes(changes: "Iterable[NodeChange]") -> None:
-    """Do what :func:`find_changes` and :func:`find_link_changes` have found.
+    """Carry out the changes of :func:`find_changes` and :func:`find_link_changes`.
 
-    Every node and link gets its name when it is complete, so that no program meets it half made; what is replaced is
-    there until then.  Raises HostError OCIGPU-DEV-5 at the first that is not possible; those before it stay.  Needs
-    CAP_MKNOD, CAP_CHOWN and CAP_FOWNER.
+    Every node and link gets its name when it is complete, so that no program sees an incomplete one; a replaced one
+    exists until then.  Raises HostError OCIGPU-DEV-5 at the first change that is not possible; earlier ones stay.
+    Needs CAP_MKNOD, CAP_CHOWN and CAP_FOWNER.
     """
     for change in changes:
         with OsErrorAs(HostError, "OCIGPU-DEV-5", f"{change.what} {change.path}"):

@@ -1,7 +1,7 @@
-"""NVML, asked by a forked child with no privileges, an empty environment and a deadline.
+"""NVML, queried by a forked child with no privileges, an empty environment and a deadline.
 
-The answer comes back as JSON over a pipe.  A library that is missing, crashes, hangs or talks nonsense gives an
-answer that says so; it never gives an exception and never a hang.
+The answer comes back as JSON over a pipe.  If the library is missing, crashes, hangs or returns invalid data, the
+answer says so; it never causes an exception or a hang.
 """
 
 import os
@@ -34,7 +34,7 @@ BRANDS = (
 
 
 class NvmlAnswer(NamedTuple):
-    """What NVML said.  ``problem`` is empty, or one sentence on why there is no answer; ``code`` is nvmlInit's."""
+    """NVML's answer.  ``problem`` is empty, or one sentence on why there is no answer; ``code`` is nvmlInit's."""
 
     problem: str = ""
     code: int = 0
@@ -45,7 +45,7 @@ class NvmlAnswer(NamedTuple):
 
 
 class NvmlChild:
-    """A running question to NVML; :meth:`collect` waits for the answer, :meth:`close` gives up on it."""
+    """A running query of NVML; :meth:`collect` waits for the answer, :meth:`close` aborts it."""
 
     def __init__(self, child: Child, library: str) -> None:
         self.child = child

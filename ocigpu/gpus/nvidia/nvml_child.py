@@ -1,8 +1,8 @@
-"""What runs in a process that asks NVML: the closed library never runs in our own process.
+"""Code of the process that queries NVML: the closed library never runs in our own process.
 
-:func:`enter` gives up every privilege before the library is loaded.  The facts of a host are asked for here, in a
-forked child of programs that have no time for ctypes; other questions are in :mod:`~.nvml_verbs`.
-Function names, structures and numbers: nvml.h of the driver's development kit.
+:func:`enter` drops every privilege before the library is loaded.  This module queries the facts of a host, in a forked
+child of programs that cannot afford ctypes; other queries are in :mod:`~.nvml_verbs`.  Function names, structures and
+numbers: nvml.h of the driver's development kit.
 """
 
 import os
@@ -29,7 +29,7 @@ NVML_ERROR_GPU_IS_LOST = 15
 NVML_ERROR_RESET_REQUIRED = 16
 NVML_ERROR_GPU_NOT_FOUND = 28
 FATAL = (NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED, NVML_ERROR_GPU_NOT_FOUND)
-"""Errors that mean the GPU cannot be used, whatever was asked."""
+"""Errors that mean the GPU cannot be used, for any query."""
 
 MISSING = (AttributeError, OSError)
 """What a library raises that has no such function."""
@@ -52,10 +52,10 @@ class DriverPlace(NamedTuple):
 
 
 def enter(parent: int, place: DriverPlace, as_root: bool = False) -> str:
-    """Make this process one that may load NVML; returns the library's path.
+    """Prepare this process for loading NVML; returns the library's path.
 
-    It ends with the process ``parent`` from now on.  Gives up root for the ids of :func:`_find_identity`, all
-    capabilities and the right to gain any, unless it is to stay ``as_root``.
+    It ends with the process ``parent`` from now on.  Drops root for the ids of :func:`_find_identity`, and all
+    capabilities for good, unless ``as_root``.
     """
     library, chroot, simulation = place
     identity = _find_identity(chroot, simulation)
@@ -74,7 +74,7 @@ def answer_in_child(parent: int, pipe: int, place: DriverPlace) -> bytes:
 
 
 def _find_identity(chroot: str, simulation_root: str) -> tuple[int, int]:
-    """Return the user and group that may ask: nobody, or whoever the permissions of /dev/nvidiactl demand.
+    """Return the user and group for queries: nobody, or those that the permissions of /dev/nvidiactl require.
 
     A simulated host may lie below directories that only its owner can enter: then it is the owner.
     """
@@ -188,7 +188,7 @@ class _Client:
         return [self.gpu(index) for index in range(min(count, MAX_GPUS))] if not code else []
 
     def gpu(self, index: int) -> "dict[str, Any]":
-        """Return what is known of one GPU; "error" says why it cannot be used."""
+        """Return the facts about one GPU; "error" says why it cannot be used."""
         gpu: dict[str, Any] = {"index": index}
         device = ctypes.c_void_p()
         code = self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))

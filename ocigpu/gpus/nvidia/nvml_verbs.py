@@ -1,7 +1,7 @@
-"""What a process of its own can ask of NVML or have it do, one function a verb; see :mod:`~.nvml_process`.
+"""Queries and commands to NVML for a separate process, one function for each verb; see :mod:`~.nvml_process`.
 
-``main`` prints JSON: one document, or one a line.  What a GPU does not answer is left out, whatever the reason: one
-lost GPU hides no other.  Sources: nvml.h, and NVIDIA's NVML API reference.
+``main`` prints JSON: one document, or one for each line.  Values that a GPU does not report are left out, whatever the
+reason: one lost GPU hides no other.  Sources: nvml.h, and NVIDIA's NVML API reference.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ def main(verb: str, parent: str, library: str, chroot: str, simulation: str, *wo
 def load(parent: str, place: DriverPlace, *, as_root: bool = False) -> None:
     """Load NVML into this process, which ends with the process ``parent``; raises OSError.
 
-    Gives up root first unless it is needed.
+    Drops root first unless it is needed.
     """
     pynvml.nvmlLib = ctypes.CDLL(enter(int(parent), place, as_root))
 

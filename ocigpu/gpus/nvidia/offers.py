@@ -182,9 +182,9 @@ def _compat(facts: "HostFacts", request: Request, settings: "Settings") -> Compa
 def _prepare(
     facts: "HostFacts", options: "GenerateOptions", settings: "Settings"
 ) -> "tuple[HostFacts, Request, ImageFacts, list[str]]":
-    """Return the facts that count, a request for no GPU with all that this host can serve, and where libraries go.
+    """Return the relevant facts, a request for no GPU with everything that this host offers, and where libraries go.
 
-    Libraries go where the host has them: which container will ask is not known.
+    Libraries keep their path on the host, because the container is not known.
     """
     if "disable-ipc-discoverer" in options.feature_flags:
         facts = facts._replace(sockets=())
@@ -279,7 +279,7 @@ def offer_management(facts: "HostFacts", options: "GenerateOptions", settings: "
 
 
 def _for_everybody(library: Library, facts: "HostFacts") -> Library:
-    """Return a library of the driver's own version as one that no capability has to ask for."""
+    """Return a library of the driver's own version as one that every container gets, whatever its capabilities."""
     return library._replace(capabilities=()) if library.name.endswith(f".so.{facts.driver_version}") else library
 
 
@@ -299,7 +299,7 @@ def offer_feature(facts: "HostFacts", options: "GenerateOptions") -> DeviceOffer
 def offer_imex(facts: "HostFacts", options: "GenerateOptions") -> DeviceOffer:
     """Return each IMEX channel that has a node as a device named by its number.  Pure.
 
-    Raises CdiError OCIGPU-CDI-7 for an id that is no channel of this host.
+    Raises CdiError OCIGPU-CDI-7 for an id that is not a channel of this host.
     """
     nodes = {node.minor: node for node in facts.imex_nodes}
     ids = options.device_ids

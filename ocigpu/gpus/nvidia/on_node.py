@@ -22,7 +22,7 @@ SAMPLER = "ocigpu.exporter.sampler_child"
 
 
 def read_node(settings: Settings) -> NodeGpus:
-    """Return the GPUs of the driver; asks NVML, in processes of their own, from a process with one thread.
+    """Return the GPUs of the driver; queries NVML in separate processes, from a process with one thread.
 
     Raises HostError without a driver, and for the GPU of a Jetson.
     """
@@ -41,7 +41,7 @@ def watch_faults(facts: HostFacts) -> tuple[str, ...]:
 
 
 def sample(settings: Settings) -> tuple[str, ...]:
-    """Return the module that asks NVML for samples, with its arguments, () without NVML; it ends with this process."""
+    """Return the module that reads NVML's samples, and its arguments; () without NVML.  It ends with this process."""
     library = find_library(settings)
     if not library:
         return ()

@@ -1,7 +1,7 @@
-"""Facts and request become a plan: pure, and the only place where policy lives.
+"""Makes a plan from facts and a request: pure, and the only place with policy.
 
-Same input, same plan.  What is granted, where each file goes, with which mount options, which device rules: decided
-here, each action with its reason, and carried out elsewhere.
+The same input gives the same plan.  This module decides what is granted, where each file goes, its mount options, and
+the device rules.  Each action has its reason, and is carried out elsewhere.
 """
 
 from ocigpu.core.actions import (
@@ -64,13 +64,13 @@ DEVELOPER_LINKS = (
 def make_plan(
     facts: HostFacts, request: Request, settings: Settings, image: "ImageFacts | None" = None, mode: str = "hook"
 ) -> Plan:
-    """Return what must be done for a container that makes this request on this host.
+    """Return the plan for a container with this request on this host.
 
     ``image`` decides where libraries go (default: an image with /usr/lib64 and glibc).  ``mode`` "spec": for a
-    container that is described by its config.json alone, where nothing can be mounted below /proc: what it must not
-    see there is hidden instead.  Raises RequestError for what
-    the host cannot satisfy (OCIGPU-DEV-1, OCIGPU-REQ-3) and HostError for what is broken (OCIGPU-DEV-2, -DEV-4,
-    OCIGPU-LIB-1).  A request for nothing gives a plan without actions.
+    container described by its config.json alone, where nothing can be mounted below /proc: files that it must not see
+    there are hidden instead.  Raises RequestError for a request that the host cannot satisfy (OCIGPU-DEV-1,
+    OCIGPU-REQ-3) and HostError for broken devices or files (OCIGPU-DEV-2, -DEV-4, OCIGPU-LIB-1).  An empty request
+    results in a plan without actions.
     """
     image = image or ImageFacts()
     if request.selection == "nothing":
@@ -294,7 +294,7 @@ def _gpu_reason(gpu: Gpu, selection: Selection, request: Request) -> str:
 def _capability_nodes(
     facts: HostFacts, request: Request, selection: Selection, gpus: tuple[Gpu, ...]
 ) -> "list[_Given]":
-    """Return what configures and monitors MIG: of each GPU its own, and what is for all."""
+    """Return the nodes that configure and monitor MIG: those of each GPU, and the common ones."""
     nodes: list[_Given] = []
     capable = {f"gpu{gpu.minor}": _parts_of(gpu, selection) for gpu in gpus if gpu.mig_capable}
     for name, value in (("config", request.mig_config), ("monitor", request.mig_monitor)):
@@ -400,7 +400,7 @@ def _add_files(plan: _Draft, facts: HostFacts, request: Request) -> None:
 
 
 def _add_listed(plan: _Draft, facts: HostFacts, settings: Settings, image: ImageFacts, mode: str) -> None:
-    """Add what the lists of a Tegra system name, where they name it: its libraries look for each other there."""
+    """Add the files of a Tegra system's lists at the same paths, because its libraries search each other there."""
     listed = facts.listed
     if listed is None:
         return
@@ -429,7 +429,7 @@ def feature_files(feature: FeatureNodes, reason: str = "") -> "list[Action]":
 
 
 def _libraries(facts: HostFacts, request: Request) -> tuple[tuple[Library, str], ...]:
-    """Return the libraries to give, each with its reason; raises HostError when an indispensable one is missing."""
+    """Return the container's libraries, each with its reason; raises HostError when an indispensable one is missing."""
     if facts.listed:
         return ()
     wanted = tuple(

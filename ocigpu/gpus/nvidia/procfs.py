@@ -181,7 +181,7 @@ def is_loaded(sys: str, name: str) -> bool:
 def _list_capabilities(proc_driver: str) -> list[str]:
     """Return the paths below <proc_driver>/capabilities that MIG capabilities have, GPUs and instances by number.
 
-    E.g. "mig/config", "gpu0/mig/gi1/access".  That each file is there is not looked at.
+    E.g. "mig/config", "gpu0/mig/gi1/access".  The existence of each file is not checked.
     """
     top = f"{proc_driver}/capabilities"
     paths = ["mig/config", "mig/monitor"]
@@ -194,9 +194,10 @@ def _list_capabilities(proc_driver: str) -> list[str]:
 
 
 def read_capabilities(proc_driver: str, minors: dict[str, int]) -> tuple[CapabilityNode, ...]:
-    """Return the MIG capabilities that there are, GPUs and instances by number.
+    """Return the existing MIG capabilities, GPUs and instances by number.
 
-    ``minors``: of :func:`parse_mig_minors`, for a file that does not say its own; one that nobody knows is left out.
+    ``minors``: of :func:`parse_mig_minors`, for a file that does not state its own; one with an unknown minor is left
+    out.
     """
     by_path = {capability_path(name): minor for name, minor in minors.items()}
     found = []

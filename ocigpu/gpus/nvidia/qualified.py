@@ -1,4 +1,4 @@
-"""CDI devices as containers ask for them: names out of lists and mounts.  Pure."""
+"""CDI devices as containers request them: names from lists and mounts.  Pure."""
 
 from ocigpu.core.cdi_names import check_device, is_qualified
 from ocigpu.core.errors import RequestError, quoted
@@ -10,7 +10,7 @@ MAX_NAME = 600
 
 
 def name_of_mount(request: str) -> str:
-    """Return the name that a mount "cdi/VENDOR/CLASS/DEVICE" or "cdi/VENDOR/CLASS=DEVICE" asks for.
+    """Return the name that a mount "cdi/VENDOR/CLASS/DEVICE" or "cdi/VENDOR/CLASS=DEVICE" requests.
 
     Raises RequestError OCIGPU-REQ-1.
     """
@@ -69,7 +69,7 @@ def name_devices(tokens: tuple[str, ...], where: str, default_kind: str) -> list
 
 
 def permitted_names(names: list[str], source: str, asker: Asker, where: str, notes: list[str]) -> list[str]:
-    """Return those of the qualified names that may be asked for; why others are left out goes into ``notes``.
+    """Return the qualified names that may be requested; the reasons for ignoring others are appended to ``notes``.
 
     Raises RequestError OCIGPU-REQ-1 for a name that stops the container.
     """

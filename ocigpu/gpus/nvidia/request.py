@@ -1,7 +1,7 @@
-"""What a container asks for, read from its OCI configuration: pure, no host access.
+"""A container's request, read from its OCI configuration: pure, no host access.
 
-The configuration is written by an engine, but its environment by an image: every value is hostile.  Parts of the
-wrong JSON type count as absent; a device list, number or expression that cannot be understood stops the container.
+An engine writes the configuration, but its environment comes from an image: every value is hostile.  Parts of the wrong
+JSON type count as absent; a device list, number or expression that cannot be understood stops the container.
 """
 
 from ocigpu.core.config_json import clean_path, get_object, read_env
@@ -56,12 +56,12 @@ _SHOWN_VALUE = 120
 
 
 def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = "") -> Request:
-    """Return what the container of this config.json (a raw document) asks for.
+    """Return the request of the container of this config.json (a raw document).
 
-    ``bundle``: its absolute path, by which an engine is known that vouches for annotations (:mod:`ocigpu.core.gate`,
-    which decides of everything here whether it may be asked for).
-    A request for nothing has no other content than notes.  Raises RequestError OCIGPU-REQ-1 to -6 (not -3), each
-    naming the variable and quoting what cannot be understood.  Time grows linearly with the size of the document.
+    ``bundle``: its absolute path, which identifies an engine that filters annotations (:mod:`ocigpu.core.gate`, which
+    decides what may be requested).  An empty request contains only notes.  Raises RequestError OCIGPU-REQ-1 to -6 (not
+    -3), each naming the variable and quoting what cannot be understood.  Time grows linearly with the size of the
+    document.
 
     With mode cdi every device becomes a CDI name; with modes auto and spec a container whose devices are all named by
     fully qualified CDI names is served from specifications, and a mixture of both is refused.  Devices of the kind
@@ -124,9 +124,9 @@ def parse_request(config: "dict[str, Any]", settings: Settings, bundle: str = ""
 
 
 def request_devices(config: "dict[str, Any]", devices: "Sequence[str]", settings: Settings) -> Request:
-    """Return a request for these devices, by UUID, and for all else that the variables of a config.json ask for.
+    """Return a request for these devices, by UUID, and for everything else that a config.json's variables request.
 
-    The devices are the choice of somebody else than the container: nothing of it says which.  Raises RequestError as
+    The caller has chosen the devices: the config.json does not name them.  Raises RequestError as
     :func:`parse_request`.
     """
     variables = _read_variables(config, ())
@@ -152,7 +152,7 @@ def _complete_request(request: Request, variables: "Variables", mounted_imex: tu
 
 
 def default_capabilities(settings: Settings) -> tuple[str, ...]:
-    """Return the driver capabilities of a container that asks for none, as far as the settings permit them."""
+    """Return the driver capabilities of a container that requests none, as far as the settings permit them."""
     permitted = permitted_capabilities(settings)
     return tuple(name for name in DEFAULT_CAPABILITIES if name in permitted)
 
@@ -170,7 +170,7 @@ def _read_variables(config: "dict[str, Any]", swarm: tuple[str, ...]) -> "Variab
 
 
 def _read_mounts(mounts: "Any") -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (devices, IMEX channels) asked for by mounts of /dev/null, in order, without duplicates."""
+    """Return (devices, IMEX channels) requested by mounts of /dev/null, in order, without duplicates."""
     devices: dict[str, None] = {}
     imex: dict[str, None] = {}
     for mount in mounts if isinstance(mounts, list) else ():
@@ -200,7 +200,7 @@ def _cdi_mount(request: str) -> str:
 def _requested_by_annotations(
     config: "dict[str, Any]", settings: Settings, notes: list[str]
 ) -> tuple[tuple[str, ...], str]:
-    """Return (tokens, source): what annotations ask for, by key; nothing in mode hook, where engines obey them.
+    """Return (tokens, source) of annotations, by key; nothing in mode hook, in which engines handle them.
 
     Keys of the form that device plugins write count; others are named in ``notes``.
     """
@@ -244,7 +244,7 @@ def _overruled_notes(
 
 
 def _parse_features(variables: "Variables", asker: Asker, notes: list[str]) -> tuple[str, ...]:
-    """Return the opt-in parts that variables ask for, and append to ``notes`` what was ignored."""
+    """Return the opt-in parts that variables request, and append ignored requests to ``notes``."""
     return tuple(
         name
         for name, variable in PARTS.items()
@@ -270,7 +270,7 @@ def _clean_path(value: "Any") -> str:
 
 
 def _requested_by_variables(variables: "Variables", swarm: tuple[str, ...]) -> tuple[tuple[str, ...], str, str]:
-    """Return (tokens, source with its value, source by name): what the environment asks for, before any privilege."""
+    """Return (tokens, source with its value, source by name) of the environment, before permissions are checked."""
     names = [name for name in swarm if name in variables]
     if not names and DEVICES_VARIABLE in variables:
         names = [DEVICES_VARIABLE]
@@ -433,7 +433,7 @@ def _cuda_version(text: str) -> str:
 
 
 def _parse_imex(variables: "Variables", mounted: tuple[str, ...], asker: Asker, notes: list[str]) -> tuple[int, ...]:
-    """Return the channels asked for, and append to ``notes`` what was ignored."""
+    """Return the requested channels, and append ignored requests to ``notes``."""
     source, where, tokens = "mount", MOUNT_SOURCE, mounted
     if not mounted:
         source, where = "variable", IMEX_VARIABLE

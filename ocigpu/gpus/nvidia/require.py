@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def parse_requirement(text: str, variable: str = "requirement") -> "tuple[Group, ...]":
-    """Return the alternatives of an expression; none: it asks for nothing and always holds.
+    """Return the alternatives of an expression; none: it requires nothing and always holds.
 
     Raises RequestError (OCIGPU-REQ-4) naming ``variable`` and quoting the rule that cannot be understood.
     """
@@ -89,7 +89,7 @@ def check_requirements(requirements: tuple[tuple[str, str], ...], facts: HostFac
     if not requirements:
         return
     different: dict[tuple[str, str], Gpu] = {}
-    for gpu in gpus:  # a host has many GPUs but few kinds: this bounds the work an image can ask for
+    for gpu in gpus:  # a host has many GPUs but few kinds: this limits the work that an image can cause
         different.setdefault((gpu.architecture, gpu.brand), gpu)
     candidates: tuple[Gpu | None, ...] = tuple(different.values()) or (None,)
     parsed = [(variable, parse_requirement(text, variable)) for variable, text in requirements]
@@ -101,7 +101,7 @@ def check_requirements(requirements: tuple[tuple[str, str], ...], facts: HostFac
 
 
 def _actual_values(facts: HostFacts, gpu: Gpu | None) -> dict[str, str]:
-    """Return what the host has, "" for what it cannot tell; ``arch`` and ``brand`` are missing without a GPU."""
+    """Return the host's values, "" for unknown ones; ``arch`` and ``brand`` are missing without a GPU."""
     actual = {"cuda": facts.cuda_version, "driver": facts.driver_version}
     if gpu is not None:
         actual["arch"] = gpu.architecture
@@ -140,7 +140,7 @@ def _plain_brand(text: str) -> str:
 
 
 def _version(text: str) -> tuple[tuple[int, str], ...] | None:
-    """Return a key that orders versions by their components, or None if this is no version.
+    """Return a key that orders versions by their components, or None if this is not a version.
 
     Numbers are kept as digits with their length: an image may write thousands of them, and ``int`` refuses those.
     """

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def select_devices(request: Request, facts: HostFacts) -> Selection:
-    """Return what of this host the request means, in the order asked for (for "all": the host's), each once.
+    """Return the host's devices for the request, in the requested order (for "all": the host's), each once.
 
-    A GPU with MIG enabled stands for all its MIG devices; one for a display only is not among "all".  Where the
-    container configures or monitors MIG, a GPU without MIG devices is given as it is.  Raises RequestError OCIGPU-DEV-1
-    for a device that is not there, HostError OCIGPU-DEV-1 when all of no GPUs were asked for, HostError OCIGPU-DEV-2
-    for one that is there but cannot be given, RequestError OCIGPU-REQ-1 for a MIG variable along with single MIG
-    devices, and for CDI devices.
+    A GPU with MIG enabled stands for all its MIG devices; one for a display only is not among "all".  If the container
+    configures or monitors MIG, it gets a GPU without MIG devices as a whole.  Raises RequestError OCIGPU-DEV-1 for a
+    device that does not exist, HostError OCIGPU-DEV-1 when all GPUs were requested but there are none, HostError
+    OCIGPU-DEV-2 for one that exists but cannot be used, RequestError OCIGPU-REQ-1 for a MIG variable along with single
+    MIG devices, and for CDI devices.
     """
     check_without_cdi(request)
     if request.selection == "all":
@@ -124,7 +124,7 @@ def _hint(failed: list[Gpu]) -> str | None:
 
 
 def _is_whole(gpu: Gpu, request: Request) -> bool:
-    """Return whether the GPU itself is given: without MIG, or to somebody who is about to make its MIG devices."""
+    """Return whether the GPU itself is granted: without MIG, or to a container that will make its MIG devices."""
     return not gpu.mig_enabled or (not gpu.mig_devices and bool(request.mig_config or request.mig_monitor))
 
 

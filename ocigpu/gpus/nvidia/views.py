@@ -49,10 +49,10 @@ def proc_view(
 
 
 def proc_view_by_masks(proc_driver: str, simulated: bool, hidden: "Iterable[tuple[str, str]]") -> "list[Action]":
-    """Return what leaves a container its procfs's /proc/driver/nvidia, read-only and without what is ``hidden``.
+    """Return the actions that leave a container its procfs's /proc/driver/nvidia, read-only, without ``hidden`` parts.
 
-    ``hidden``: pairs of (path below it, reason).  The runtimes refuse mounts below /proc in a config.json, but hide
-    and protect paths there.  Read-only, because the driver takes orders from root there (suspend).
+    ``hidden``: pairs of (path below it, reason).  The runtimes refuse mounts below /proc in a config.json, but hide and
+    protect paths there.  Read-only, because root can control the driver there (suspend).
     """
     actions: list[Action] = [simulated_proc(proc_driver)] if simulated else []
     actions.append(ReadOnly(PROC_DRIVER, "what the driver lets root write there is not for containers"))
