@@ -264,7 +264,7 @@ def inject_devices(
             with step("check-stale", spec.path):
                 reasons = stale_reasons(spec.annotations, settings)
         except HostError as error:
-            log.write("warning", f"{spec.path}: cannot tell whether it fits the host: {error.message}")
+            log.write("warning", f"{spec.path}: it is unknown whether it fits the host: {error.message}")
             continue
         if reasons:
             stale[spec.path] = f"{spec.path} is stale: {'; '.join(reasons)}"

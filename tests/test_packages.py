@@ -386,7 +386,7 @@ def test_removing_is_refused_while_containers_need_it_and_takes_the_engines_back
     assert debian("ocigpu-runtime", "--version").returncode == 0
     docker("rm", "kept")
     done = debian(*remove)
-    assert f"docker: taken out of {file}" in done.stdout
+    assert f"docker: removed from {file}" in done.stdout
     assert "ocigpu" not in json.loads(file.read_text()).get("runtimes", {})
     assert [path for path in debian.changes() if path.startswith("/usr/")] == []
     assert (debian.root / "etc/ocigpu/config.toml").exists()

@@ -42,7 +42,7 @@ def _check_bound(spec: "LoadedSpec", request: Request) -> None:
     more = sorted(set(filter(None, (said or "").split(","))).difference(request.capabilities))
     if said is not None and not more:
         return
-    cause = f"gives {quoted(', '.join(more))}" if more else "may give every driver capability"
+    cause = f"provides {quoted(', '.join(more))}" if more else "may provide every driver capability"
     raise RequestError(
         "OCIGPU-REQ-2",
         f"{request.source}: {spec.path} {cause}, and supported-driver-capabilities permits"

@@ -254,7 +254,7 @@ def _lower_version(spec: "dict[str, Any]", newest: str) -> list[str]:
             left_out.append("additionalGids (users that are not root may be unable to open nodes of a group)")
     if is_older(newest, "0.6.0"):
         del spec["annotations"]
-        left_out.append("annotations (nobody can tell when it no longer fits the host)")
+        left_out.append("annotations (later changes of the host cannot be detected)")
     spec["cdiVersion"] = minimum_version(spec)
     for need in requirements(spec):
         if is_older(newest, need.version):

@@ -176,7 +176,7 @@ def _read_in(dir_fd: int, name: str, path: str, limit: int) -> bytes | None:
             if status.st_uid not in (0, os.geteuid()):
                 raise NotTrustedError(status.st_uid)
             if status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
-                raise SpecError("OCIGPU-SPEC-5", f"{path}: others than its owner may write it: not read", "")
+                raise SpecError("OCIGPU-SPEC-5", f"{path}: users other than its owner may write it: not read", "")
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise SpecError("OCIGPU-SPEC-5", f"{path}: not a regular file", "")
         with open(f"/proc/self/fd/{fd}", "rb") as file:  # only now: opening a device or a FIFO does something

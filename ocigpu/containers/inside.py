@@ -84,7 +84,7 @@ def look_inside(
     once; anything else at a node's path is only looked at.  Needs root of the initial user namespace and Linux 5.2.
     Raises OcigpuError OCIGPU-CTR-4.
     """
-    what = f"look into container process {container.pid}"
+    what = f"inspect container process {container.pid}"
     try:
         directories = [path for _, path in cgroup_directories(container.proc_fd)]
         found = ask_child(lambda: _probe(container, directories, nodes, paths), seconds)

@@ -104,7 +104,7 @@ def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterato
         inside = open_container(found.pid, found.rootfs, found.pid)
         stack.callback(inside.close)
         os.close(open_process(found))  # still the same one: now all descriptors are of it
-        with _failing(found, "look at its files"):  # by a child: a file system of the container may never answer
+        with _failing(found, "inspect its files"):  # by a child: a file system of the container may never answer
             image = ImageFacts(*ask_child(lambda: read_image_facts(inside.init_root_fd, facts.driver_version)))
         rules = tuple(read_recorded_rules(found, config))
         with _failing(found, "read its mounts"):

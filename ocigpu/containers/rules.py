@@ -110,7 +110,7 @@ def _allowed(ask: Callable[[], Any]) -> Allowed:
 
 def _unasked(error: OSError) -> Allowed:
     where = f"{error.filename}: " if error.filename else ""
-    return Allowed(unknown=f"its device cgroup cannot be asked: {where}{error.strerror or error}")
+    return Allowed(unknown=f"its device cgroup cannot be queried: {where}{error.strerror or error}")
 
 
 def read_granted(config: dict[str, Any], numbers: Iterable[Number]) -> Granted:

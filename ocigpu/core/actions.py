@@ -213,7 +213,7 @@ class FinishLdconfig(NamedTuple):
     """Wait until the ldconfig of ``refresh``, if one runs, has ended."""
 
     refresh: RefreshLdCache
-    reason: str = "the cache is complete before the plan goes on"
+    reason: str = "the cache is complete before the plan continues"
 
     def describe(self) -> str:
         return f"finish {self.refresh.describe()}"

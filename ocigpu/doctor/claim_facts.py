@@ -126,6 +126,6 @@ def _objects(files: RootFiles) -> "tuple[tuple[dict[str, Any], ...] | None, str]
         finally:
             cluster.close()
     except ImportError as error:
-        return None, f"asking the API server needs lightkube: {error}"
+        return None, f"querying the API server needs lightkube: {error}"
     except OcigpuError as error:
         return None, error.message

@@ -94,7 +94,7 @@ def check_docker_cdi(host: Host) -> list[Finding]:
 def check_restarted(host: Host) -> list[Finding]:
     """Does the running dockerd know what its file says?"""
     if not host.live:
-        return [not_checked("daemons are asked on this machine only")]
+        return [not_checked("daemons are queried on this machine only")]
     answer = host.docker
     if answer is None:
         return [not_checked("dockerd has no socket here")]

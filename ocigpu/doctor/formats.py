@@ -115,7 +115,7 @@ def _section(one: dict[str, Any], number: int) -> str:
     rows = "".join(_row(seen["path"], seen["found"], seen["wanted"]) for seen in one["evidence"])
     fixes = "\n".join(escape(printable(fix)) for fix in one["fixes"])
     head = f"<h3>{number}. {escape(one['name'])} <span>{escape(one['severity'])}</span></h3>"
-    because = f"<h4>Because</h4><table><tr><th>looked at</th><td>found</td><td>expected</td></tr>\n{rows}</table>"
+    because = f"<h4>Because</h4><table><tr><th>examined</th><td>found</td><td>expected</td></tr>\n{rows}</table>"
     fix = f"<h4>Fix</h4><pre>{fixes}</pre>" if fixes else ""
     choices = "\n".join(escape(printable(choice)) for choice in one["choices"])
     fix += f"<h4>Or</h4><pre>{choices}</pre>" if choices else ""

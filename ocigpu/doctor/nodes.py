@@ -133,7 +133,7 @@ def check_mig_mode(host: Host) -> list[Finding]:
     """Is MIG mode as somebody has set it?"""
     gpus = _gpus(host)
     if gpus is None:
-        return [not_checked("NVML cannot be asked")]
+        return [not_checked("NVML cannot be queried")]
     words = {0: "off", 1: "on"}
     modes = {gpu["index"]: gpu["mig"] for gpu in gpus if isinstance(gpu.get("mig"), list)}
     findings = []
@@ -149,7 +149,7 @@ def check_mig_mode(host: Host) -> list[Finding]:
 def check_mig_instances(host: Host) -> list[Finding]:
     """Has every GPU in MIG mode instances, and every one of these a compute instance?"""
     if _gpus(host) is None:
-        return [not_checked("NVML cannot be asked")]
+        return [not_checked("NVML cannot be queried")]
     findings = []
     enabled = [gpu for gpu in host.nvml[0].gpus if gpu.mig_enabled]
     for gpu in enabled:
@@ -210,7 +210,7 @@ def check_persistence(host: Host) -> list[Finding]:
     """Does the driver keep GPUs awake that nothing uses?"""
     gpus = _gpus(host)
     if gpus is None:
-        return [not_checked("NVML cannot be asked")]
+        return [not_checked("NVML cannot be queried")]
     known = [gpu for gpu in gpus if isinstance(gpu.get("persistence"), int)]
     asleep = [str(gpu["index"]) for gpu in known if gpu["persistence"] == 0]
     if not known:

@@ -226,7 +226,7 @@ def check_simulated(host: Host) -> list[Finding]:
         values = {"root": root, "settings": host.settings.path}
         return [say("simulated-host.gone", Evidence(root, "none", "a simulated host"), **values)]
     if not host.simulated:
-        return [not_checked("another machine's root is examined, which is no simulated host of ours")]
+        return [not_checked("another machine's root is examined, which is not one of our simulated hosts")]
     seen = f"made by ocigpu {host.marker.get('version')}"
     evidence = Evidence(f"{host.settings.simulation_root}/.ocigpu-sim.json", seen, "no simulation")
     gpus = host.marker.get("gpus")

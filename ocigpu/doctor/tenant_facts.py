@@ -136,7 +136,7 @@ def _kinds(files: RootFiles) -> "dict[str, int] | str":
 
         from ocigpu.kubernetes.cluster.client import ask, open_client
     except ImportError as error:
-        return f"asking the API server needs lightkube: {error}"
+        return f"querying the API server needs lightkube: {error}"
     definition: Any = create_global_resource(
         "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions"
     )

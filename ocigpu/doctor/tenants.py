@@ -268,7 +268,7 @@ KATA_VALUES: tuple[tuple[str, str, Any, str, str], ...] = (
 
 def check_kinds(facts: TenantFacts) -> list[Finding]:
     if isinstance(facts.kinds, str):
-        return [not_checked(facts.kinds or "the API server was not asked")]
+        return [not_checked(facts.kinds or "the API server was not queried")]
     found = []
     for name, revision in facts.kinds.items():
         seen, wanted = Evidence(name, str(revision), str(KINDS[name])), KINDS[name]

@@ -302,15 +302,15 @@ class ExporterService:
 
         lines = [
             gauge("ocigpu_exporter_info", "The exporter's version.", 1, ("version", __version__)),
-            gauge("ocigpu_exporter_up", "Whether NVML, or each vendor's driver, answered when it was asked last.",
+            gauge("ocigpu_exporter_up", "Whether NVML, or each vendor's driver, answered the last query.",
                   not (now.defect or any(source.problem for source in sources))),
-            render_number("ocigpu_exporter_samples_total", "counter", "How often drivers were asked.", *results),
+            render_number("ocigpu_exporter_samples_total", "counter", "Number of queries to drivers.", *results),
             gauge("ocigpu_exporter_collectors_up", "Whether the list of metrics in force is the latest.",
                   not now.collectors_problem),
             gauge("ocigpu_exporter_sample_age_seconds", "Age of the GPUs' values.", age if done else None),
             gauge("ocigpu_exporter_sample_duration_seconds", "How long the driver took, of several the slowest.",
                   max((source.seconds for source in done), default=None)),
-            gauge("ocigpu_exporter_pod_resources_up", "Whether the kubelet answered when it was asked last.",
+            gauge("ocigpu_exporter_pod_resources_up", "Whether the kubelet answered the last query.",
                   not now.pods_problem if asked else None),
             gauge("ocigpu_exporter_pod_resources_duration_seconds", "How long the kubelet took.",
                   now.pods_seconds if asked else None),

@@ -191,7 +191,7 @@ def _require_own_mounts(place: _Opened) -> None:
             raise
         if not in_initial_user_namespace():
             return
-        raise place.failed(1, f"cannot tell the host's mounts: {cause(error)}") from error
+        raise place.failed(1, f"the host's mounts are unknown: {cause(error)}") from error
     if shared:
         hint = "The hook works at the stage createContainer only, and for containers with a mount namespace."
         raise place.failed(1, "this process is in the host's mount namespace, not in a container's", hint)

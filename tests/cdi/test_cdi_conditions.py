@@ -45,10 +45,10 @@ def unread() -> HostFacts:
     [
         pytest.param("compute,utility", ("compute", "utility"), "", id="as permitted"),
         pytest.param("utility", ("compute", "utility"), "", id="less"),
-        pytest.param("compute,graphics", ("compute", "utility"), 'gives "graphics"', id="more"),
-        pytest.param(None, ("compute", "utility"), "may give every driver capability", id="of others"),
+        pytest.param("compute,graphics", ("compute", "utility"), 'provides "graphics"', id="more"),
+        pytest.param(None, ("compute", "utility"), "may provide every driver capability", id="of others"),
         pytest.param("", ("compute",), "", id="nothing"),
-        pytest.param("compute", ("none",), 'gives "compute"', id="none permitted"),
+        pytest.param("compute", ("none",), 'provides "compute"', id="none permitted"),
         pytest.param(None, (), "", id="no bound"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_name_evades_neither_capabilities_nor_requirements(
     planned = run([PROGRAMS / "ocigpu", "plan", "--config", work_directory / "config.toml", *asked], check=False)
     assert "needs cuda>=99.0" in planned.stderr, "who asks what would happen is told the same"
     status, _, errors = start(variables, limits + lines)
-    assert (status != 0, "OCIGPU-REQ-2" in errors, "may give every driver capability" in errors) == (True,) * 3, errors
+    assert (status != 0, "OCIGPU-REQ-2" in errors, "may provide every driver capability" in errors) == (True,) * 3
     status, _, errors = start(variables, limits + lines, limits)
     assert status == 0, errors
 

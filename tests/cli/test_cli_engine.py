@@ -282,7 +282,7 @@ def test_a_shim_that_others_can_replace_is_noted(
     os.chown(shim.parent, owner, 0)
     shim.parent.chmod(mode)
     assert main([*words, "--runtime-path", str(shim)]) == 0
-    assert f"note: {shim.parent} can be changed by others than root" in capsys.readouterr().out
+    assert f"note: {shim.parent} can be changed by users other than root" in capsys.readouterr().out
 
 
 @pytest.mark.root
@@ -295,7 +295,7 @@ def test_a_link_to_a_shim_that_others_can_replace_is_noted(tmp_path: Path, capsy
     assert "others than root" not in capsys.readouterr().out
     os.chown(link.parent, 1000, 0)
     assert main([*words, "--runtime-path", str(link)]) == 0
-    assert f"note: {link} can be changed by others than root" in capsys.readouterr().out
+    assert f"note: {link} can be changed by users other than root" in capsys.readouterr().out
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(host: Path, capsys: pytest.CaptureFixture[str]) -> None:

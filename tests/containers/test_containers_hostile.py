@@ -56,7 +56,7 @@ def hurried() -> Iterator[None]:
 
 
 def test_a_file_system_that_never_answers_below_the_image_ends_in_an_error(gpu_3: Made) -> None:
-    with silent(gpu_3, "/etc"), hurried(), pytest.raises(OcigpuError, match="look at its files: it took too long"):
+    with silent(gpu_3, "/etc"), hurried(), pytest.raises(OcigpuError, match="inspect its files: it took too long"):
         verified(gpu_3)
 
 

@@ -99,7 +99,7 @@ def test_a_rootless_container_is_its_users(
         ((status, mode, gpus, notes),) = seen_by_user(places, simulated_host)
         assert (status, mode, gpus) == ("running", "hook", [[0, ""], [2, ""]])
         assert len(notes) == 1
-        assert notes[0].startswith("its device cgroup cannot be asked: ")
+        assert notes[0].startswith("its device cgroup cannot be queried: ")
         assert find_containers(places) == (
             [], [f"{state}: states of user {USER} are not trusted: inspect them as that user"],
         )  # fmt: skip

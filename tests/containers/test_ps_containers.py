@@ -273,7 +273,7 @@ def test_where_no_nodes_can_be_made_nothing_is_known_of_any_container(
     with container(make_bundle(WAITING, layout="busybox"), runtime_environment) as made:
         monkeypatch.setattr(os, "mknod", refuse)
         allowed = read_allowed([made.found()] * 3, [(1, 3)])
-    assert {one.unknown for one in allowed} == {"its device cgroup cannot be asked: Operation not permitted"}
+    assert {one.unknown for one in allowed} == {"its device cgroup cannot be queried: Operation not permitted"}
 
 
 def test_processes_that_hold_a_device_are_found_by_what_their_descriptors_are(

@@ -182,7 +182,7 @@ def test_without_a_terminal_it_refuses_and_says_how(broken: Broken, run: Run) ->
     root = broken("missing-uvm")
     code, out, err = run("doctor", "--root", root, "--fix")
     assert (code, out) == (2, "")
-    assert "standard input is no terminal" in err
+    assert "standard input is not a terminal" in err
     assert "--fix --yes" in err
     assert bad(examine(root)) == {"uvm-missing"}
 

@@ -12,7 +12,7 @@ from ocigpu.sim.create import create_host
 from ocigpu.sim.models import MODELS
 from ocigpu.system.settings_file import read_settings
 
-STEPS = ("asking NVML", "changing MIG devices")
+STEPS = ("querying NVML", "changing MIG devices")
 ABLE = [key for key, model in MODELS.items() if model.mig_profiles]
 
 

@@ -295,7 +295,7 @@ def test_gpus_of_one_group_go_together(world: World) -> None:
     gate, both = world.gate(), GroupMembers(PAIR)
     devices = [device._replace(gpus=(device.gpu,), group=both) if device.gpu in PAIR else device for device in DEVICES]
     pair = [device for device in devices if device.gpu in PAIR]
-    words = f"GPU {PAIR[0]} cannot be assigned: it goes only with GPU {PAIR[1]}, which shares its IOMMU group"
+    words = f"GPU {PAIR[0]} cannot be assigned: it needs GPU {PAIR[1]} of the same IOMMU group"
     before = world.leases()
     with pytest.raises(OcigpuError, match=words):
         gate.reserve(pair[:1])

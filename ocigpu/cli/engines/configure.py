@@ -285,7 +285,7 @@ def _notes_of_owner(path: str) -> list[str]:
         place = path
     else:
         return []
-    return [f"{place} can be changed by others than root: they become root by a container's start"]
+    return [f"{place} can be changed by users other than root: a container's start would make them root"]
 
 
 class EngineWork(NamedTuple):
@@ -502,7 +502,7 @@ def leave_command(program: str = "", root: str = "/") -> None:
                 carry_out(files, plan)
         step = remaining_step(options, plan) if plan.changed else ""
         if plan.changed:
-            print(printable(f"{status.engine}: taken out of {', '.join(edit.file.path for edit in plan.edits)}"))
+            print(printable(f"{status.engine}: removed from {', '.join(edit.file.path for edit in plan.edits)}"))
         if step and status.is_default and status.running:
             note_waiting(root, status, step)
             waiting.append((status.engine, step))

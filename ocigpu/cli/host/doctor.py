@@ -68,7 +68,7 @@ def doctor_command(
     if (fix and form != "text") or (yes and not fix):
         raise UsageError("--fix reports as text, and --yes belongs to it")
     if fix and not yes and not (sys.stdin and sys.stdin.isatty()):
-        raise UsageError("--fix asks before each fix, and standard input is no terminal", "carry out all: --fix --yes")
+        raise UsageError("--fix asks before each fix, but standard input is not a terminal", "run all: --fix --yes")
     if (since or watch) and (fix or archive or html or form not in ("text", "json")):
         raise UsageError(
             "--since and --watch report as text or JSON; they cannot be combined with --fix, --archive or --html"

@@ -79,7 +79,7 @@ def _read(options: _Source) -> NodeFirmware:
     redfish = Redfish(
         *(bmc, credentials), ca_file=options.bmc_ca, fingerprint=options.fingerprint, deadline=options.deadline
     )
-    with show.Progress("asking the board controller"):
+    with show.Progress("querying the board controller"):
         return read_firmware(redfish, options.measurements)
 
 

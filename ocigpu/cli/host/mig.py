@@ -96,7 +96,7 @@ def _read(path: str) -> tuple[str, str]:
 def _read_host(options: Asked) -> _Host:
     settings = load_settings(options.config)
     facts = load_facts(settings)
-    with show.Progress("asking NVML"):
+    with show.Progress("querying NVML"):
         return _Host(facts, settings, read_layouts(facts))
 
 

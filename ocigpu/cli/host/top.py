@@ -69,7 +69,7 @@ def top_command(
     if not (once or json) and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
         _Live(reader, settings, places, sort).run(interval)
         return
-    with show.Progress("asking NVML"):
+    with show.Progress("querying NVML"):
         reader.ask_once()
         view = look(reader, settings, places)
     if json:

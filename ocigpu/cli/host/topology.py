@@ -49,7 +49,7 @@ class _Entry(NamedTuple):
 
 def topology_command(state_dir: list[str] | None = None, config: str = "") -> "show.Answer":
     settings = load_settings(config)
-    with show.Progress("asking NVML"):
+    with show.Progress("querying NVML"):
         facts = load_facts(settings)
         hardware = read_hardware(facts) if any(part.libraries for part in facts.each) else Hardware()
     containers, notes = find_containers(places_of(state_dir))

@@ -13,7 +13,7 @@ PROGRAM = "ocigpu-container-cli"
 COMMANDS = ("info", "list", "configure")
 COMPAT_MODES = ("mount", "ldconfig", "disabled")
 CONFIGURE_EPILOG = """\
-Nothing is printed on success; what is worth knowing goes to the file of --debug.  Everything is undone when a step
+Nothing is printed on success; notes go to the file of --debug.  Everything is undone when a step
 fails.  Exit status: 0 the container has its GPUs, 1 it has not, and it and the host are as they were.
 
 With --pid it is done in the namespaces of that process, as a prestart hook does it; without, in those of the caller,
@@ -104,7 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         PROGRAM,
         add_help=False,
-        description="Report the driver, GPUs and driver files of this host, or give GPUs to a container.",
+        description="Report the driver, GPUs and driver files of this host, or provide GPUs to a container.",
     )
     _add_common(parser)
     parser.add_argument(

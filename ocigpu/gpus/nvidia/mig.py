@@ -55,7 +55,7 @@ def alone(simulation: str = "") -> AbstractContextManager[None]:
     lock = open_lock("mig.lock", simulation)
     if lock < 0 and not simulation:
         hint = "It needs root; a container needs the host's /run/ocigpu."
-        raise HostError("OCIGPU-MIG-3", "lock MIG devices: there is no /run/ocigpu that is root's alone", hint)
+        raise HostError("OCIGPU-MIG-3", "lock MIG devices: /run/ocigpu is missing or not root's alone", hint)
     return holding(lock, busy)
 
 

@@ -447,7 +447,7 @@ def _parse_imex(variables: "Variables", mounted: tuple[str, ...], asker: Asker, 
     if not permits("imex", source, asker, where, notes):
         return ()
     if not tokens:
-        notes.append(f"{where}=all ignored: channels are given by number only")
+        notes.append(f"{where}=all ignored: channels are requested by number only")
         return ()
     channels = set()
     for token in tokens:

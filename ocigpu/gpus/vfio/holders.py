@@ -56,7 +56,7 @@ def read_holders(
     """Return the processes that have the GPU at an address, or its IOMMU group, open; by process id.
 
     ``proc``: where the machine's procfs is; ``nodes``: by which it is had, None for those of VFIO.  Raises HostError
-    (OCIGPU-VFIO-1) when there is no such function, and when nobody was seen and not everybody could be looked at.
+    (OCIGPU-VFIO-1) when no such function, and when nobody was seen and not everybody could be looked at.
     """
     scan = scan_holders(bdf, roots, proc, nodes)
     if scan.unreadable and not scan.holders:
@@ -114,7 +114,7 @@ def find_nodes(bdf: str, roots: Roots) -> tuple[HeldNode, ...]:
     """Return the nodes by which a function can be had; raises HostError (OCIGPU-VFIO-1) for an unknown function."""
     directory = f"{roots.sys}/bus/pci/devices/{bdf}"
     if "/" in bdf or not os.path.exists(f"{directory}/class"):
-        raise HostError("OCIGPU-VFIO-1", f"holders of GPU {bdf}: there is no such function: {directory}")
+        raise HostError("OCIGPU-VFIO-1", f"holders of GPU {bdf}: no such function: {directory}")
     group = find_group(bdf, roots.sys)
     numbers = {f"/dev/vfio/{group}": f"{roots.sys}/class/vfio/{group}/dev"} if group >= 0 else {}
     for name in list_names(f"{directory}/vfio-dev"):

@@ -47,7 +47,7 @@ def plan_switch(bdf: str, roots: Roots, bus: PciBus) -> tuple[DriverOfFunction, 
     gpu = read_function(roots.sys, bdf)
     number = find_group(bdf, roots.sys)
     if gpu is None or number < 0:
-        raise _error(bdf, "it is in no IOMMU group: the host's IOMMU is off" if gpu else "there is no such function")
+        raise _error(bdf, "it is in no IOMMU group: the host's IOMMU is off" if gpu else "no such function")
     if bus.read(bdf, "sriov_numvfs") not in ("", "0"):
         raise _error(bdf, "it has virtual functions")
     found = []
@@ -72,7 +72,7 @@ def give_to_vfio(functions: Iterable[DriverOfFunction], roots: Roots, bus: PciBu
     for one in functions:
         function = read_function(roots.sys, one.bdf)
         if function is None:
-            raise _error(one.bdf, "there is no such function")
+            raise _error(one.bdf, "no such function")
         wanted = VARIANTS.get(function.device & 0xFFC0, "vfio-pci")
         if function.driver in VFIO_DRIVERS:
             continue

@@ -193,7 +193,7 @@ class Preparer:
             if any((claim.namespace, claim.name, each.device.name) in listed for each in devices):
                 self._log("warning", f"claim {claim}: it is gone, and a pod still has its devices", claim=claim.uid)
                 continue
-            self._log("warning", f"claim {claim}: it is gone, its devices are taken back", claim=claim.uid)
+            self._log("warning", f"claim {claim}: it is gone, its devices are released", claim=claim.uid)
             try:
                 self.unprepare(claim)
             except OcigpuError as error:

@@ -278,7 +278,7 @@ def _check_groups(gpus: Collection[str], groups: Iterable[GroupMembers]) -> None
     for group in groups:
         left = [gpu for gpu in group.gpus if gpu not in gpus]
         if group.switches or left:
-            why = f"it goes only with GPU {', '.join(left)}, which shares its IOMMU group" if left else ""
+            why = f"it needs GPU {', '.join(left)} of the same IOMMU group" if left else ""
             first = next((gpu for gpu in group.gpus if gpu in gpus), gpus and min(gpus))
             raise HostError("OCIGPU-LEASE-2", f"GPU {first} cannot be assigned: {why or _with_switch(group)}")
 

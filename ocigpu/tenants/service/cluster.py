@@ -207,7 +207,7 @@ class WatchCache:
         self._cluster, self._kind, self._pause, self._log, self._ours = cluster, kind, pause, log, ours
         self._fields, self._take = fields, take
         self.objects: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self.problem = "the cluster was not asked yet"
+        self.problem = "the cluster was not queried yet"
 
     async def run(self, changed: Callable[[Mapping[str, Any] | None], None]) -> None:
         """Follow until cancelled.  ``changed``: called with an object that is another or gone, None: all may be."""

@@ -32,7 +32,7 @@ IdempotencyKey = Annotated[
     Field(
         max_length=255,
         json_schema_extra={"minLength": 1},  # an empty header is none
-        description="with the same body it gives the same container for a day, however often it is sent"
+        description="with the same body it returns the same container for a day, however often it is sent"
         " (draft-ietf-httpapi-idempotency-key-header)",
     ),
 ]

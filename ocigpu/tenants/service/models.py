@@ -115,7 +115,7 @@ class ContainerRequest(_Model):
     )
     gpus: StrictInt = Field(1, description="GPUs: see nvlink_partition")
     cpus: Annotated[StrictInt, Field(ge=1, le=1024)] | None = Field(
-        None, description="processors; default: what the service or the tenancy gives for each GPU"
+        None, description="processors; default: what the service or the tenancy sets for each GPU"
     )
     memory: Annotated[StrictStr, Field(pattern=r"^[1-9][0-9]{0,5}(Mi|Gi|Ti)$")] | None = Field(
         None, description="memory, for instance 64Gi; default as of cpus"

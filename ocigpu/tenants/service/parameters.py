@@ -56,7 +56,7 @@ TenancyName = Annotated[
     str, Field(pattern=models.TENANCY, description="of which; only for admin keys, default: all")
 ]  # fmt: skip
 LastEvent = Annotated[
-    str, Header("Last-Event-ID"), Field(max_length=100, description="the stream goes on after this one")
+    str, Header("Last-Event-ID"), Field(max_length=100, description="the stream continues after this one")
 ]  # fmt: skip
 After = Annotated[int, Field(ge=0, le=2**62, description="id of the last event that is known"), DIGITS]
 
