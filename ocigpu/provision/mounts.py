@@ -176,7 +176,7 @@ def is_on_own_tmpfs(fd: int, root_fd: int, host_devices: "AbstractSet[str]", par
 
 
 def read_host_devices(rootfs: str, built_here: bool = False) -> "AbstractSet[str]":
-    """Return the numbers of every tmpfs in sight but those that are mounted below a container's root directory only.
+    """Return the numbers of every visible tmpfs except those mounted only below a container's root directory.
 
     For the mount namespace that the runtime is in, before it is left: a volume is mounted from a path there, so the
     number of its file system is among them, whatever it is mounted on in the container; that of a tmpfs which the
@@ -279,7 +279,7 @@ def tmpfs_by_name(action: "Tmpfs", uid: int, gid: int, target: MountTarget) -> N
 
 
 def remount(fd: int, flags: int, shown: str) -> None:
-    """Give the mount whose root is ``fd`` the flags MS_* ``flags``, by mount(2).  Raises OSError."""
+    """Set the MS_* ``flags`` of the mount whose root is ``fd``, by mount(2).  Raises OSError."""
     libc.mount(None, f"fd/{fd}", None, libc.MS_REMOUNT | libc.MS_BIND | flags, shown=shown)
 
 
@@ -353,7 +353,7 @@ def fill(fd: int, action: "Tmpfs") -> None:
 
 
 def holds(top_fd: int, action: "Tmpfs", uid: int, gid: int) -> bool:
-    """Tell whether the file system whose root is ``top_fd`` holds what the action wants, and nothing else.
+    """Tell whether the file system whose root is ``top_fd`` contains exactly the action's files.
 
     Expects /proc/self as working directory.  Raises OSError when something else has one of the names.
     """
@@ -415,10 +415,10 @@ def has_neighbours(root_fd: int, own_proc: str = ".") -> bool:
 
     Another container may rely on what was made there.  What is mounted in another namespace cannot be seen on the file
     itself, and the kernel detaches every mount on a file that is removed, in all namespaces (detach_mounts of
-    fs/namei.c, since Linux 3.18).  Tables of mounts tell: those of all processes that we may look at.
-    So has a container from the moment when its runtime begins to mount; copies of the host's namespace have the
-    directory at most.  ``own_proc``: path of our own directory of procfs.  What cannot be told is no: processes of
-    other users, of outer pid namespaces, and all of them without procfs.  Yes where new processes come all the time.
+    fs/namei.c, since Linux 3.18).  Tables of mounts tell: those of all processes that we may look at.  So has a
+    container from the moment when its runtime begins to mount; copies of the host's namespace have the directory at
+    most.  ``own_proc``: path of our own directory of procfs.  Unknown cases count as no: processes of other users, of
+    outer pid namespaces, and all of them without procfs.  If new processes keep starting, the answer is yes.
     """
     try:
         own, place = os.stat(f"{own_proc}/ns/mnt").st_ino, _find_place(root_fd, own_proc)
@@ -451,7 +451,7 @@ def _tables(proc: str, pids: set[str], seen: set[int]) -> "Iterator[dict[int, Mo
             if namespace in seen:
                 continue
             table = read_mounts(f"{proc}/{pid}/mountinfo")
-        except OSError:  # it has ended, or is not ours to look at
+        except OSError:  # it has ended, or we may not read it
             continue
         seen.add(namespace)
         yield table

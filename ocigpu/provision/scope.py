@@ -1,9 +1,9 @@
-"""What systemd knows of a container's devices: the unit file of the scope that the runtime has asked it for.
+"""systemd's view of a container's devices: the unit file of the scope that the runtime has requested.
 
-A runtime with the systemd cgroup driver gives systemd the device rules of config.json as properties of a transient
+A runtime with the systemd cgroup driver passes the device rules of config.json to systemd as properties of a transient
 scope, which systemd keeps as a file in /run/systemd/transient (org.freedesktop.systemd1(5), "transient units").  At a
 daemon-reload systemd reads that file and puts its own rules into force again: what a hook has added since is lost
-("Failed to initialize NVML: Unknown Error").  So the hook adds its devices to that file as well.  systemd removes it
+("Failed to initialize NVML: Unknown Error").  So the hook adds its devices to that file as well. systemd removes it
 with the scope, and looks a path /dev/char/MAJOR:MINOR up by its name alone, since version 240 (NEWS).
 """
 

@@ -15,7 +15,7 @@ from ocigpu.provision.inside import exists_inside, open_file_inside
 from ocigpu.system.paths import open_in_root, opened
 
 MAX_NAMES = 1 << 16
-"""Names looked at in one folder."""
+"""Maximum of names read from one folder."""
 MAX_READ = 4096
 """Libraries of one folder that are compared by name and opened, those that were mounted first."""
 MAX_LINKS = 1024
@@ -34,7 +34,7 @@ def read_soname_links(
     """Return the links that are missing in folders of the image below ``root_fd``; needs procfs on /proc.
 
     ``given``: links that are made anyway, as (target, path).  ``points``: where something is mounted in the namespace
-    of ``root_fd``.  Never raises for what an image contains.
+    of ``root_fd``.  Never raises for anything that an image contains.
     """
     links: dict[str, str] = {}
     left: list[tuple[str, str]] = []

@@ -1,7 +1,7 @@
 """The worker: a forked process that works in a container, and its pipes and shared memory.
 
 It tells in lines of JSON: {"done": notes}, and after the answer {"committed": true}; or {"error": [code, message, hint,
-errno], "left": [what could not be undone]}, or {"left": ...} alone where it was told to give up.
+errno], "left": [what could not be undone]}, or {"left": ...} alone if it had to give up.
 """
 
 import gc
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 COMMIT = b"c"
 UNDO_SECONDS = 1.0
-"""At least so long a worker may undo what it had begun, and as long the one in its place."""
+"""Minimum of seconds for a worker to undo its steps, and for a worker that replaces it."""
 
 
 class Worker:
-    """A worker that was forked to call ``work`` with a descriptor to tell at and one to be told by; see :func:`tell`.
+    """A worker that was forked to call ``work`` with a descriptor for reports and one for orders; see :func:`tell`.
 
-    ``waits``: it has yet to be told which container it is for.  :meth:`finish` is for the caller to call.
+    ``waits``: its container is not known yet.  The caller must call :meth:`finish`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Worker:
             return
 
     def dismiss(self) -> None:
-        """End a worker that was told nothing."""
+        """End a worker that has received no order."""
         self.finish()
         self.supplies.close()
 

@@ -46,7 +46,7 @@ class AmdGpu(NamedTuple):
     """One GPU, or one partition of a partitioned GPU.
 
     ``address``: of the GPU on the PCI bus.  ``partition``: counted from 0, -1 for a GPU that is not partitioned.
-    ``unique_id``: 0 for none.  ``compute``: KFD knows it, so ROCm can use it.
+    ``unique_id``: 0 for none.  ``compute``: KFD lists it, so ROCm can use it.
     """
 
     address: str
@@ -70,10 +70,10 @@ class AmdFacts(NamedTuple):
 
 
 def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
-    """Return what sysfs and /dev say of AMD's GPUs; needs no privilege.
+    """Return AMD's GPUs from sysfs and /dev; needs no privilege.
 
-    ``all_functions``: look for GPUs without amdgpu too, which takes a look at every function of the PCI bus.
-    Raises HostError (OCIGPU-HOST-3) when a file of sysfs is there and cannot be read.
+    ``all_functions``: also search GPUs without amdgpu, which reads every function of the PCI bus.  Raises HostError
+    (OCIGPU-HOST-3) when a file of sysfs is there and cannot be read.
     """
     reader = NodeReader(node_tree(roots))
     addresses = bound_addresses(roots.sys, DRIVER)
@@ -153,7 +153,7 @@ def read_topology(sys: str) -> dict[int, KfdNode]:
 
 
 def read_properties(sys: str) -> dict[str, dict[str, int]]:
-    """Return what KFD's topology says of its nodes, CPUs too, by the names of their directories."""
+    """Return the properties of the nodes in KFD's topology, CPUs too, by the names of their directories."""
     names = list_names(f"{sys}/{TOPOLOGY}")[:MAX_TOPOLOGY]
     return {name: parse_numbers(read_text(f"{sys}/{TOPOLOGY}/{name}/properties") or "") for name in names}
 
@@ -167,7 +167,7 @@ def find_node(values: dict[str, int]) -> KfdNode | None:
 
 
 def parse_numbers(text: str) -> dict[str, int]:
-    """Return what a topology file says, lines of "name number"."""
+    """Return the numbers in a topology file, lines of "name number"."""
     values: dict[str, int] = {}
     for line in text.splitlines():
         name, _, number = line.partition(" ")

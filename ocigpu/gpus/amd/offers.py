@@ -1,6 +1,6 @@
 """AMD GPUs: ``ocigpu cdi generate --vendor amd``, kind amd.com/gpu.
 
-A device is a GPU, or a partition of one, with its card and render nodes; /dev/kfd goes with every device.  Libraries
+A device is a GPU, or a partition of one, with its card and render nodes; every device includes /dev/kfd.  Libraries
 come with the image, as in AMD's own container toolkit.  Names: the index ("0", in that toolkit's order), "gpu0" by type
 and index, or the unique id as that toolkit and rocm-smi write it ("0xc0ffee"); partitions that share their GPU's unique
 id have their number added ("0xc0ffee:1").

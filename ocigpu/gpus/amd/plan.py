@@ -53,10 +53,11 @@ def make_plan(
 
 
 def select_devices(request: Request, facts: HostFacts) -> Selection:
-    """Return the GPUs and partitions that a request means, each once, in the order of the host.
+    """Return the requested GPUs and partitions, each once, in the order of the host.
 
-    A unique id that partitions share means all of them.  Raises RequestError OCIGPU-DEV-1 for a device that is not
-    there, HostError OCIGPU-DEV-1 where all of none are asked for, HostError OCIGPU-DEV-2 for one without nodes.
+    A unique id that partitions share means all of them.  Raises RequestError OCIGPU-DEV-1 for a device that does not
+    exist, HostError OCIGPU-DEV-1 if all GPUs are requested but there are none, HostError OCIGPU-DEV-2 for one without
+    nodes.
     """
     check_without_cdi(request)
     there = f"this host has AMD GPUs 0 to {len(facts.gpus) - 1}" if facts.gpus else "this host has no AMD GPU"

@@ -1,7 +1,7 @@
-"""What a container asks for by AMD_VISIBLE_DEVICES.  Pure.
+"""A container's request by AMD_VISIBLE_DEVICES.  Pure.
 
 As AMD's container toolkit has it (ROCm/container-toolkit, internal/gpu-tracker: parseGPUsList): a list of indices,
-ranges of indices and unique ids, or "all".  "none", "void" and nothing ask for nothing.
+ranges of indices and unique ids, or "all".  "none", "void" and an empty value request nothing.
 """
 
 from ocigpu.core.config_json import read_env
@@ -27,7 +27,7 @@ NOTHING = Request(vendor=VENDOR)
 
 
 def parse_request(config: "dict[str, Any]", settings: Settings, _bundle: str = "") -> Request:
-    """Return what the container of this config.json asks for; whether it may is decided by :mod:`ocigpu.core.gate`.
+    """Return the request of the container of this config.json; :mod:`ocigpu.core.gate` decides whether it may.
 
     With mode cdi the devices are named as ``ocigpu cdi generate --vendor amd`` names them.  Raises RequestError
     OCIGPU-REQ-1 for a list that cannot be understood.
@@ -53,7 +53,7 @@ def parse_request(config: "dict[str, Any]", settings: Settings, _bundle: str = "
 
 
 def request_devices(_config: "dict[str, Any]", devices: "Sequence[str]", _settings: Settings) -> Request:
-    """Return a request for these devices, which somebody else than the container has chosen."""
+    """Return a request for these devices, which the caller has chosen, not the container."""
     source = f"{VARIABLE}={printable(','.join(devices) or 'none', 120)}"
     return Request("list" if devices else "none", tuple(devices), source, vendor=VENDOR)
 

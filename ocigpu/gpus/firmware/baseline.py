@@ -1,8 +1,8 @@
-"""Firmware of GPUs and their baseboard against what an operator has signed off.
+"""Compares the firmware of GPUs and their baseboard with a baseline that an operator has signed off.
 
 Facts come from the board controller (:mod:`ocigpu.gpus.firmware.redfish`) or from a virtual machine that checks, in the
 same form.  A baseline contains, for each model, a set of accepted values for each fact, since fleets are upgraded one
-by one.  What a component does not tell although the baseline knows it is a deviation, too: else silence would pass.
+by one.  A fact of the baseline that a component does not report is a deviation, too; otherwise silence would pass.
 """
 
 import hashlib
@@ -26,25 +26,25 @@ COUNTS = ("uncorrectable-ecc-errors", "remapped-rows-uncorrectable")
 LIMITS = {"uncorrectable-ecc-errors": 0, "remapped-rows-uncorrectable": 8}
 """What a proposal allows."""
 ANY = "*"
-"""An accepted value that stands for every one: it must be told, and may be anything."""
+"""An accepted value that stands for every one: the fact must be reported, with any value."""
 FLAGS = {
     "row-remapping-failed": "the memory needs repair",
     "row-remapping-pending": "the memory needs a reset for its repair",
     "inforom-corrupted": "the InfoROM is damaged",
 }
-"""What must not be so, and what it means."""
+"""Flags that must not be set, and their meaning."""
 HEALTH = ("status", *COUNTS, *FLAGS)
-"""What can be told of health."""
+"""The facts about health that can be reported."""
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/-]{0,159}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+/()-]{0,99}")
 
 
 @dataclass(frozen=True)
 class FirmwareFacts:
-    """What is known of one component: a GPU, or the baseboard's other parts together.
+    """The facts about one component: a GPU, or the baseboard's other parts together.
 
-    ``name``: as the board controller has it, "GPU_SXM_3"; ``slot``: 3, 0 for what is no GPU, less for a GPU that is no
-    module; ``versions``: by what they are of, e.g. "VBIOS", "InfoROM", "ERoT", "NVSwitch_0"; ``health``: numbers of
+    ``name``: as the board controller has it, "GPU_SXM_3"; ``slot``: 3, 0 if it is not a GPU, negative for a GPU that is
+    not a module; ``versions``: by component, e.g. "VBIOS", "InfoROM", "ERoT", "NVSwitch_0"; ``health``: numbers of
     :data:`COUNTS`, flags of :data:`FLAGS`, and "status".
     """
 
@@ -59,7 +59,7 @@ class FirmwareFacts:
 
     @property
     def key(self) -> str:
-        """What a baseline knows the component by: its model and part number."""
+        """The component's key in a baseline: its model and part number."""
         return f"{self.model} {self.part_number}".strip()
 
     def as_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class FirmwareBaseline:
-    """What is accepted: values by fact by model, limits of counts, and which values of health each model tells.
+    """The accepted values by fact and model, limits of counts, and the health facts that each model reports.
 
     ``approved_by`` is "" for a proposal.
     """
@@ -100,7 +100,7 @@ class FirmwareBaseline:
 def compare_with_baseline(facts: FirmwareFacts, baseline: FirmwareBaseline) -> tuple[Deviation, ...]:
     """Return every difference of a component from its baseline, () for none.  Pure.
 
-    A baseboard that tells nothing differs only from a baseline to which it told something.
+    A baseboard that reports nothing differs only from a baseline made when it reported something.
     """
     accepted = baseline.models.get(facts.key, None if facts.slot or facts.versions else {})
     if accepted is None:
@@ -147,7 +147,7 @@ def compare_all(
 
 
 def propose(components: Iterable[FirmwareFacts]) -> FirmwareBaseline:
-    """Return a baseline of what is there now: a proposal, which proves nothing by itself.  Pure."""
+    """Return a baseline of the present state: a proposal, which proves nothing by itself.  Pure."""
     models: dict[str, dict[str, set[str]]] = {}
     health: dict[str, set[str]] = {}
     for facts in (one for one in components if one.slot or one.versions):
@@ -174,9 +174,9 @@ def merge(old: FirmwareBaseline, new: FirmwareBaseline) -> FirmwareBaseline:
 
 
 def read_with_doubts(path: str, limit: int) -> tuple[bytes, int, str]:
-    """Return a file's content, its mode, and why others than root or we could have written it, "" for nobody.
+    """Return a file's content, its mode, and why users other than root and this one could have written it, or "".
 
-    A link, as are the files of a Kubernetes secret, must be one that nobody else could replace.  Raises OSError.
+    A link, such as a file of a Kubernetes secret, must be one that no other user could replace.  Raises OSError.
     """
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
@@ -186,9 +186,9 @@ def read_with_doubts(path: str, limit: int) -> tuple[bytes, int, str]:
 
 
 def read_baseline(path: str, *, proposal: bool = False) -> FirmwareBaseline:
-    """Return the baseline in a file; ``proposal``: one that nobody has signed off will do.
+    """Return the baseline in a file; ``proposal``: one that is not signed off is accepted, too.
 
-    Raises HostError (OCIGPU-FW-4) for a file that cannot be read or understood, that somebody else could have written,
+    Raises HostError (OCIGPU-FW-4) for a file that cannot be read or understood, that another user could have written,
     that is a proposal, or that was changed since it was signed off.
     """
     try:
@@ -258,7 +258,7 @@ def write_baseline(path: str, baseline: FirmwareBaseline) -> None:
 
 
 def approve(baseline: FirmwareBaseline, by: str, now: float | None = None) -> FirmwareBaseline:
-    """Return a baseline that somebody has signed off; raises HostError (OCIGPU-FW-4) without a usable name."""
+    """Return a baseline signed off by name; raises HostError (OCIGPU-FW-4) without a usable name."""
     if not _NAME.fullmatch(by):
         raise _error(f"signed off by {quoted(by)}: not a name")
     at = stamp(now)

@@ -1,9 +1,9 @@
-"""Firmware and health of GPUs from the board controller, out of reach of whoever has the GPUs.
+"""Firmware and health of GPUs from the board controller, which users of the GPUs cannot influence.
 
-Baseboards from Hopper on have a controller of their own that sees the GPUs whatever owns them on PCIe.  A vendor's BMC
-shows its tree in its own, below a prefix, or at another port; each is tried.  What answers there is not believed
-without need: it may be slow, broken, or another machine.  So certificates are checked (or pinned), redirections are not
-followed, sizes, counts and the time for everything are limited, and each text is looked at before it is used.
+Baseboards from Hopper on have a controller of their own that reads the GPUs whatever owns them on PCIe.  A vendor's BMC
+shows its tree in its own, below a prefix, or at another port; each is tried.  Its answers are not trusted: it may be
+slow, broken, or another machine.  So certificates are checked (or pinned), redirections are not followed, sizes, counts
+and the time for everything are limited, and each text is looked at before it is used.
 
 Sources: DMTF Redfish DSP0266 (service root, collections, $expand) and DSP0268 (Processor, MemoryMetrics,
 SoftwareInventory, ComponentIntegrity); NVIDIA's OpenBMC and its listings for the names of the members.
@@ -298,7 +298,7 @@ class _Tree(NamedTuple):
 
 
 def read_firmware(redfish: Redfish, measurements: bool = False) -> NodeFirmware:
-    """Return what a board controller says of the GPUs and their baseboard.
+    """Return a board controller's facts about the GPUs and their baseboard.
 
     ``measurements``: also have each GPU's root of trust measure it, where that is offered; the account must be allowed
     to.  Raises RedfishError: OCIGPU-FW-1 it cannot be reached, or has no GPUs, -2 it says what cannot be.

@@ -1,4 +1,4 @@
-"""What an ELF file says of itself: class, machine and DT_SONAME, and single sections, read within bounds.
+"""Reads ELF files within bounds: class, machine and DT_SONAME, and single sections.
 
 Layout: elf(5) and the System V ABI.  Anything that is not a well-formed little-endian shared object gives None.
 """
@@ -57,7 +57,7 @@ _SECTIONS = {
 
 
 def read_elf(path: str) -> Elf | None:
-    """Return what the file says of itself, None when it is no shared object or cannot be read."""
+    """Return class, machine and SONAME of a file, None if it is not a shared object or cannot be read."""
     try:
         return read_elf_strictly(path)
     except OSError:

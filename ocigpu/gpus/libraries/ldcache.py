@@ -8,7 +8,7 @@ import struct
 OLD_MAGIC, OLD_HEADER, OLD_ENTRY = b"ld.so-1.7.0", 16, 12
 NEW_MAGIC, HEADER = b"glibc-ld.so.cache1.1", 48
 MAX_CACHE = 1 << 24
-"""Bytes of a cache that are looked at; one of 2,000 entries has about 150 KiB."""
+"""Maximum of bytes read from a cache; one of 2,000 entries has about 150 KiB."""
 MAX_STRING = 4096
 MAX_FOUND = 4096
 """Entries for the driver's libraries; a driver has some sixty, in two sizes."""

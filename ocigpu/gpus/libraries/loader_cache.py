@@ -6,8 +6,8 @@ ldconfig -c compat, the default until glibc 2.32, puts a table of an older layou
 2.2 reads the new layout alone (the first loader that had it looks for either: sysdeps/generic/dl-cache.c of 2.2),
 so this is what is written.  The image's cache is hostile: nothing in it is followed without a bound.
 
-Our strings come last and end in a footer, which loaders and ldconfig take for strings that no entry names.  With it go
-the image's entries that ours replaced, so that another merge finds the image's cache as it was.
+Our strings come last and end in a footer, which loaders and ldconfig take for strings that no entry names.  The footer
+also holds the image's entries that ours replaced, so that another merge can restore the image's cache.
 """
 
 import struct
@@ -232,7 +232,7 @@ def _first_not_before(image: _Image, name: bytes, first: int, sign: int) -> int:
 
 
 def _place(image: _Image, flag: int, name: bytes, path: bytes, first: int, sign: int, replaced: set[int]) -> int:
-    """Return where an entry of ours goes among those of its name, from ``first`` on; note those that it replaces.
+    """Return the position of our entry among those of its name, from ``first`` on; record those that it replaces.
 
     Behind those of higher flags, and of hwcaps: the loader stops at the first entry without.
     """

@@ -109,7 +109,7 @@ class Entry(NamedTuple):
 
 
 class CsvFacts(NamedTuple):
-    """What of the lines is on this host.
+    """The listed files that exist on this host.
 
     ``links``: (target text, path) pairs.  ``control_nodes``: those of the desktop driver that are there;
     ``second_node``: /dev/nvidia2, which the integrated GPU of such a system has beside /dev/nvidia0.
@@ -155,12 +155,12 @@ def read_csv_facts(
     search: "Sequence[str]" = (),
     driver: Tree | None = None,
 ) -> CsvFacts:
-    """Return what the lines of the files name on this host.
+    """Return the existing files that the CSV files name.
 
     ``ignore``: patterns of sym lines to leave out ("**/x" is a name, another one the whole path).  ``search``:
-    directories of the host in which libraries and links are looked for after the driver root.  ``driver``: the tree of
-    that root, which then knows what was looked at.  Raises HostError (OCIGPU-HOST-3) for a file that is there and
-    cannot be read.
+    directories of the host in which libraries and links are searched after the driver root.  ``driver``: the tree of
+    that root, which records the paths read.  Raises HostError (OCIGPU-HOST-3) for a file that exists but cannot be
+    read.
     """
     reader = _Reader(roots, search, driver)
     missing = []  # a release of L4T has two or three of the usual ones
@@ -294,7 +294,7 @@ def find_listed_nvml(tree: Tree) -> str:
 
 
 def ask_nvml(roots: Roots) -> NvmlAnswer | None:
-    """Return what NVML says, None on a system without it; waits for its answer, at most a few seconds."""
+    """Return NVML's answer, None on a system without it; waits for it, at most a few seconds."""
     path = find_listed_nvml(Tree(roots.driver))
     return start_nvml(path, roots).collect() if path else None
 

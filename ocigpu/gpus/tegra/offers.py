@@ -44,8 +44,8 @@ ORIN = "Orin (nvgpu)"
 def offer(options: GenerateOptions, settings: Settings) -> DeviceOffer:
     """Return the devices of a Tegra system.
 
-    Raises CdiError (OCIGPU-CDI-7) when its CSV files give no device node, or for a device id that it has not, and
-    HostError (OCIGPU-HOST-3) for a file that cannot be read.
+    Raises CdiError (OCIGPU-CDI-7) if its CSV files name no device node, or for an unknown device id, and HostError
+    (OCIGPU-HOST-3) for a file that cannot be read.
     """
     roots = find_roots(settings)
     files = options.csv_files or CSV_FILES

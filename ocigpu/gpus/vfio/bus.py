@@ -1,4 +1,4 @@
-"""Configuration space and registers of PCI functions, as sysfs gives them to root.
+"""Configuration space and registers of PCI functions, as sysfs shows them to root.
 
 Sources: sysfs-bus-pci of the kernel's ABI documents (config, resource<N>, power/control), PCI Local Bus Specification
 3.0 section 6.1 (headers), PCI Express Base Specification section 7.5.3 (its capability).
@@ -54,7 +54,7 @@ class PciBus:
         Path(self.path(bdf, name)).write_text(text, encoding="ascii")
 
     def read(self, bdf: str, name: str) -> str:
-        """Return what a small file of a function says, "" when it has none."""
+        """Return the content of a small file of a function, "" if it does not exist."""
         try:
             return Path(self.path(bdf, name)).read_text(encoding="ascii", errors="replace").strip()
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class PciBus:
 
     @contextmanager
     def awake(self, bdf: str) -> Iterator[None]:
-        """Keep a function from sleeping until the end: vfio-pci lets one sleep that nobody has."""
+        """Keep a function awake until the end: vfio-pci lets an unused one sleep."""
         control = self.read(bdf, "power/control")
         if control:
             self.write(bdf, "power/control", "on")
@@ -114,7 +114,7 @@ class PciBus:
 
     @contextmanager
     def registers(self, bdf: str) -> Iterator[Callable[[int], int]]:
-        """Yield what reads the 32-bit register at an offset of BAR 0; nobody else may have the function meanwhile.
+        """Yield a reader of 32-bit registers of BAR 0, by offset; no other process may use the function meanwhile.
 
         It is kept awake and answers memory accesses until the end; then both are as before.
         """

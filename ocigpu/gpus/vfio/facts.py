@@ -96,9 +96,9 @@ def group_members(facts: VfioFacts, address: str) -> GroupMembers:
 
 
 def read_vfio_facts(roots: Roots) -> VfioFacts:
-    """Return what sysfs and /dev say of the functions that can be given to virtual machines; needs no privilege.
+    """Return the functions that can be passed to virtual machines, from sysfs and /dev; needs no privilege.
 
-    Raises HostError (OCIGPU-HOST-3) when a file of sysfs is there and cannot be read.
+    Raises HostError (OCIGPU-HOST-3) when a file of sysfs exists but cannot be read.
     """
     return _read(roots, [item for item in read_functions(roots.sys, NVIDIA_VENDOR) if _is_candidate(item)])
 

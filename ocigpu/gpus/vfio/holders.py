@@ -1,8 +1,8 @@
-"""Who has a GPU that VFIO drivers have: processes with its nodes open, whatever started them.
+"""Who uses a GPU that is bound to a VFIO driver: processes with its nodes open, whatever started them.
 
-A pod that is gone says nothing: a virtual machine whose pod was deleted by force may live on and keep its GPU.  What
-counts is who has /dev/vfio/<group> or /dev/vfio/devices/vfio<N> open.  Nodes are known by their numbers, so that one of
-another name, mount namespace or container's /dev is the same (stat(2), proc_pid_fd(5)).  Descriptors on their way
+A missing pod proves nothing: a virtual machine whose pod was deleted by force may continue and keep its GPU.  What
+counts is which processes have /dev/vfio/<group> or /dev/vfio/devices/vfio<N> open.  Nodes are compared by number, so
+that names, mount namespaces and containers' /dev do not matter (stat(2), proc_pid_fd(5)).  Descriptors on their way
 through a socket, mappings without a descriptor, and threads with a table of their own are not seen here; a reset asks
 the kernel, too (:mod:`ocigpu.gpus.vfio.reset`).
 """
@@ -22,7 +22,7 @@ from ocigpu.system.proc import read_command, read_proc
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """What /proc/<pid>/ns/pid of the machine's own processes reads: PROC_PID_INIT_INO of the kernel's proc_ns.h."""
 DEVICE_FILE = "anon_inode:[vfio-device]"
-"""What a device is when a group's owner has asked for it (VFIO_GROUP_GET_DEVICE_FD); fdinfo may say which it is."""
+"""The link of a device descriptor that a group's owner has opened (VFIO_GROUP_GET_DEVICE_FD); fdinfo may name it."""
 SYSPATH = "vfio-device-syspath:"
 """Of a device's fdinfo since Linux 6.18 (Documentation/filesystems/proc.rst)."""
 
@@ -36,7 +36,7 @@ class Holder(NamedTuple):
 
 
 class HolderScan(NamedTuple):
-    """``unreadable``: what could not be looked at, a phrase each; with any, nobody being seen proves nothing."""
+    """``unreadable``: what could not be inspected, a phrase each; if not empty, finding no holder proves nothing."""
 
     holders: tuple[Holder, ...]
     unreadable: tuple[str, ...]
@@ -53,10 +53,11 @@ class HeldNode(NamedTuple):
 def read_holders(
     bdf: str, roots: Roots, proc: str = "/proc", nodes: "tuple[HeldNode, ...] | None" = None
 ) -> tuple[Holder, ...]:
-    """Return the processes that have the GPU at an address, or its IOMMU group, open; by process id.
+    """Return the processes that have the GPU at an address, or its IOMMU group, open, by process id.
 
-    ``proc``: where the machine's procfs is; ``nodes``: by which it is had, None for those of VFIO.  Raises HostError
-    (OCIGPU-VFIO-1) when no such function, and when nobody was seen and not everybody could be looked at.
+    ``proc``: path of the machine's procfs; ``nodes``: the nodes to search, None for those of VFIO.  Raises HostError
+    (OCIGPU-VFIO-1) when there is no such function, and if no holder was found but some processes could not be
+    inspected.
     """
     scan = scan_holders(bdf, roots, proc, nodes)
     if scan.unreadable and not scan.holders:
@@ -69,7 +70,7 @@ def read_holders(
 def scan_holders(
     bdf: str, roots: Roots, proc: str = "/proc", nodes: "tuple[HeldNode, ...] | None" = None
 ) -> HolderScan:
-    """Return who was seen to have the GPU, and what could not be looked at; raises HostError as above."""
+    """Return the holders of the GPU, and the processes that could not be inspected; raises HostError as above."""
     nodes = find_nodes(bdf, roots) if nodes is None else nodes
     holders: list[Holder] = []
     unreadable: list[str] = []
@@ -89,9 +90,9 @@ def scan_holders(
 
 @contextmanager
 def claim(bdf: str, roots: Roots) -> Iterator[None]:
-    """Have the IOMMU group of a function open: only one can, and nobody its functions by their own nodes meanwhile.
+    """Open the IOMMU group of a function: only one process can, and none can open its functions meanwhile.
 
-    The kernel's own answer (vfio_group_fops_open: EBUSY) also tells of a holder that no descriptor shows.  Raises
+    The kernel's own answer (vfio_group_fops_open: EBUSY) also reveals a holder without a visible descriptor.  Raises
     HostError (OCIGPU-VFIO-2) then, and other OSErrors but those of hosts without such nodes.
     """
     path = f"{roots.host}/dev/vfio/{find_group(bdf, roots.sys)}"
@@ -174,7 +175,7 @@ def _find_held(directory: str, nodes: tuple[HeldNode, ...], bdf: str) -> str:
                 return files[status.st_dev, status.st_ino]
         except (FileNotFoundError, ProcessLookupError):  # closed since
             continue
-    # Before Linux 6.18 nothing says which device it is: one of the groups that the process has, where it has any.
+    # Before Linux 6.18 fdinfo does not name the device: it is of one of the groups that the process has open.
     return DEVICE_FILE if unknown and not other else ""
 
 

@@ -1,10 +1,10 @@
-"""Module ids of GPUs without a driver: which place on the baseboard the function at a PCI address is.
+"""Module ids of GPUs without a driver: the slot on the baseboard of the function at a PCI address.
 
-Fabric Manager knows GPUs by this number only (its "physical id"), and PCI order is not module order on any board known.
-Four sources say it: a table that this node keeps, the board controller's slots by serial number, a driver (in a virtual
-machine that checks), and three pins in the GPU's registers.  They are compared; where two differ, nothing is told.
-What hardware has yet to confirm: that Redfish's GPU_SXM_<n>, the pins' number plus one and the driver's module id are
-the same number (as documents of all three say), and the pins themselves (PINS, BOARDS).
+Fabric Manager identifies GPUs by this number only (its "physical id"), and PCI order is not module order on any known
+board.  There are four sources: this node's own table, the board controller's slots by serial number, a driver (in a
+virtual machine for checks), and three pins in the GPU's registers.  They are compared; if two differ, there is no
+answer.  What hardware has yet to confirm: that Redfish's GPU_SXM_<n>, the pins' number plus one and the driver's module
+id are the same number (as documents of all three say), and the pins themselves (PINS, BOARDS).
 """
 
 import json
@@ -40,7 +40,7 @@ BOARDS = {
 
 
 class ModuleReading(NamedTuple):
-    """What one source says: the module at an address; ``serial``: of the board, "" where the source has none."""
+    """The answer of one source: the module at an address; ``serial``: of the board, "" where the source has none."""
 
     source: str
     bdf: str
@@ -49,7 +49,7 @@ class ModuleReading(NamedTuple):
 
 
 class GpuModule(NamedTuple):
-    """A GPU whose place is known; ``sources``: who said so."""
+    """A GPU whose slot is known; ``sources``: the sources of it."""
 
     bdf: str
     module_id: int
@@ -58,7 +58,7 @@ class GpuModule(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """What the pins of this node's GPUs say, and why others were not asked, a sentence each."""
+    """The pins of this node's GPUs, and why others were not read, a sentence each."""
 
     readings: tuple[ModuleReading, ...]
     notes: tuple[str, ...]
@@ -67,8 +67,8 @@ class Registers(NamedTuple):
 def read_module_ids(roots: Roots, bdfs: Collection[str] = (), driver: Iterable[ModuleReading] = ()) -> dict[str, int]:
     """Return the module id of each GPU, by address; ``bdfs``: of these only, () for all of the node.
 
-    Raises HostError (OCIGPU-VFIO-7) when a GPU is known to nobody, when two sources differ, or when two GPUs would be
-    one module.
+    Raises HostError (OCIGPU-VFIO-7) if no source knows a GPU, if two sources differ, or if two GPUs would be one
+    module.
     """
     return {gpu.bdf: gpu.module_id for gpu in identify(roots, bdfs, driver=driver)[0]}
 
@@ -82,11 +82,11 @@ def identify(
     slots: Mapping[str, int] | None = None,
     driver: Iterable[ModuleReading] = (),
 ) -> tuple[tuple[GpuModule, ...], tuple[str, ...]]:
-    """Return the GPUs of the node with their modules, and notes on what was not asked.
+    """Return the GPUs of the node with their modules, and notes on sources that were not read.
 
-    ``table``: path of the node's own, "" for :data:`TABLE`, None: not asked; ``slots``: number of the slot by the
-    serial number of what is in it (from the board controller); ``driver``: what a driver said, here or in a virtual
-    machine.  Registers are read of those GPUs that nobody has.  Raises HostError as :func:`read_module_ids`.
+    ``table``: path of the node's own, "" for :data:`TABLE`, None: not read; ``slots``: number of the slot by serial
+    number (from the board controller); ``driver``: answers of a driver, here or in a virtual machine.  Registers are
+    read only of GPUs that no process uses.  Raises HostError as :func:`read_module_ids`.
     """
     gpus = [item.function for item in read_vfio_facts(roots).candidates if not item.is_switch]
     wanted = tuple(bdfs) or tuple(function.address for function in gpus)
@@ -100,7 +100,7 @@ def identify(
 
 
 def _of_slots(readings: Iterable[ModuleReading], slots: Mapping[str, int]) -> list[ModuleReading]:
-    """Return what the board controller says of the boards whose serial number somebody has told."""
+    """Return the board controller's slots of the boards whose serial number is known."""
     serials = {one.bdf: one.serial for one in readings if one.serial}
     return [ModuleReading("Redfish", bdf, slots[serial], serial) for bdf, serial in serials.items() if serial in slots]
 
@@ -108,9 +108,9 @@ def _of_slots(readings: Iterable[ModuleReading], slots: Mapping[str, int]) -> li
 def settle(
     bdfs: Iterable[str], readings: Iterable[ModuleReading], slots: Mapping[str, int] | None = None
 ) -> tuple[GpuModule, ...]:
-    """Return the modules on which everybody agrees; raises HostError (OCIGPU-VFIO-7), see :func:`read_module_ids`.
+    """Return the modules on which all sources agree; raises HostError (OCIGPU-VFIO-7), see :func:`read_module_ids`.
 
-    A serial number that nobody has told is that of the slot of the same number.  Pure.
+    If no source knows a serial number, the one of the slot with the same number is used.  Pure.
     """
     by_address: dict[str, list[ModuleReading]] = {}
     for reading in readings:
@@ -148,7 +148,7 @@ def _error(message: str) -> HostError:
 
 
 def read_pins(roots: Roots, bdfs: Iterable[str], bus: PciBus) -> Registers:
-    """Return what the pins of GPUs say that nobody has; of others, and of unknown boards, why they were not read."""
+    """Return the pins of GPUs that no process uses; for other GPUs and unknown boards, why they were not read."""
     readings, notes = [], []
     for bdf in bdfs:
         try:
@@ -185,10 +185,10 @@ def is_answer(word: int) -> bool:
 
 
 def read_table(path: str) -> tuple[ModuleReading, ...]:
-    """Return what a node's table says, () when there is none.
+    """Return the entries of a node's table, () if there is none.
 
-    Raises HostError (OCIGPU-VFIO-7) for a table that cannot be read or understood, or that somebody else than root or
-    we could have written.
+    Raises HostError (OCIGPU-VFIO-7) for a table that cannot be read or understood, or that users other than root and
+    this one could have written.
     """
     try:
         with open_regular(path) as file:

@@ -1,13 +1,13 @@
 """GPUs for virtual machines: ``ocigpu cdi generate --mode vfio``, kind nvidia.com/pgpu.
 
-What Kata Containers takes: a device is an IOMMU group that VFIO drivers have (/dev/vfio/vfio and /dev/vfio/<group>,
+For Kata Containers: a device is an IOMMU group that is bound to VFIO drivers (/dev/vfio/vfio and /dev/vfio/<group>,
 named by the group's number), or, where the host has /dev/iommu and nodes for single functions, one function
 (/dev/vfio/devices/vfio<N>, named N).  These names are also the ids of NVIDIA's device plugin for sandboxes, as Kata
-wants it: it forms CDI names from the resource's name and the device's id.  With the class "nvswitch" the NVSwitches are
-given instead of the GPUs.
+wants it: it forms CDI names from the resource's name and the device's id.  With the class "nvswitch" the devices are
+the NVSwitches instead of the GPUs.
 
-That plugin writes CDI 0.5.0 for Kata, and so does this source unless another version is asked for: without annotations,
-so such a file does not tell whether it still fits the host.
+That plugin writes CDI 0.5.0 for Kata, and so does this source unless another version is requested.  Such a file has no
+annotations, so it cannot be checked against the host.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +29,7 @@ MAX_REASONS = 4
 
 
 class _Given(NamedTuple):
-    """A device: its number is its name; ``functions`` are the wanted ones in it."""
+    """A device, named by its number; ``functions`` are its GPUs or NVSwitches."""
 
     number: int
     node: DeviceNode

@@ -1,8 +1,8 @@
 """Reset a GPU between two tenants, and prove that it happened.
 
-The reset is carried out here and not by the kernel's ``reset`` file: that one puts configuration space back itself, so
-that nothing is left to be seen of a reset, or of one that did nothing.  A reset function has its registers at their
-defaults; memory is clear when the GPU's own start-up code has then said that it has scrubbed it.
+The reset is carried out here and not by the kernel's ``reset`` file, because that restores configuration space itself,
+so that a reset and a reset without effect look the same.  After a reset, a function's registers have their defaults;
+memory is clear when the GPU's own start-up code reports that it has scrubbed it.
 
 Sources: PCI Express Base Specification 6.6 (conventional and function-level reset), 7.5.1.3.13 (bridge control) and
 7.5.3 (capability); drivers/pci/quirks.c of Linux (boards without bus reset); NVIDIA/gpu-admin-tools 82422cc, MIT
@@ -49,7 +49,7 @@ SLOT_CHANGES = 1 << 3 | 1 << 8
 ANSWERS = 0x07
 """Of the command register: I/O, memory, bus master; zero after a reset."""
 HEADER = (*range(0x0C, 0x40, 4), COMMAND)
-"""Offsets of what is put back, the command register last."""
+"""Offsets of the restored registers, the command register last."""
 EXPRESS_CONTROLS = (0x08, 0x10, 0x28, 0x30)
 """Device, link, device 2 and link 2 control, 16 bits each, in the capability."""
 RESIZABLE_BAR, LATENCY_TOLERANCE = 0x15, 0x18
@@ -61,7 +61,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class Family(NamedTuple):
-    """GPUs of these PCI device ids: their only way (``needs``, "" for any), and the registers that tell of start-up.
+    """GPUs of these PCI device ids: their only reset method (``needs``, "" for any), and start-up registers.
 
     ``boot``: (offset, value when done), with None it is the firewall before BAR 0 that goes; ``scrub``: offset of the
     word that is 1 when memory is clear.
@@ -91,7 +91,7 @@ T4 = 0x1EB8
 
 
 def find_family(device: int) -> Family | None:
-    """Return what is known of GPUs with a PCI device id."""
+    """Return the family of GPUs with a PCI device id."""
     return next((one for one in FAMILIES if one.first <= device <= one.last), None)
 
 
@@ -114,10 +114,10 @@ class ResetPlan:
 
 @dataclass(frozen=True)
 class ResetProof:
-    """What was seen of a reset.
+    """The evidence of a reset.
 
-    ``link_went_down``: None where the port does not tell; ``commands``: the command register of each function before
-    and after, which a reset clears; ``started_up`` and ``scrubbed``: the GPU said so, None where it was not asked.
+    ``link_went_down``: None if the port does not report it; ``commands``: the command register of each function before
+    and after, which a reset clears; ``started_up`` and ``scrubbed``: the GPU reported it, None if it was not queried.
     """
 
     bdf: str
@@ -140,8 +140,8 @@ class ResetProof:
 def plan_reset(bdf: str, roots: Roots, bus: PciBus | None = None) -> ResetPlan:
     """Return how a GPU can be reset; nothing is changed.
 
-    Raises ResetError (OCIGPU-VFIO-3) for what is no GPU of VFIO's, where a reset would reach more than this GPU and its
-    IOMMU group, or where the board or the kernel has no reset that is right for it.
+    Raises ResetError (OCIGPU-VFIO-3) if it is not a GPU bound to VFIO, if a reset would affect more than this GPU and
+    its IOMMU group, or if the board or the kernel has no suitable reset.
     """
     bus = bus or PciBus(roots.sys)
     gpu = read_function(roots.sys, bdf) if _ADDRESS.fullmatch(bdf) else None
@@ -240,15 +240,15 @@ def _check_method(bdf: str, method: str, bus: PciBus, why_not_bus: str) -> None:
 def reset_gpu(
     bdf: str, roots: Roots, *, bus: PciBus | None = None, scrub: bool = True, proc: str = "/proc"
 ) -> ResetProof:
-    """Reset a GPU that nobody has, and return what was seen of it.
+    """Reset a GPU that no process uses, and return the evidence.
 
-    ``scrub``: the GPU must say that its memory is clear; without, whoever gets it next has to look.  ``proc``: the
-    machine's procfs.  While it goes on, nobody can open the GPU's IOMMU group.
+    ``scrub``: the GPU must report that its memory is clear; otherwise its next user must check.  ``proc``: the
+    machine's procfs.  During the reset no process can open the GPU's IOMMU group.
 
-    Raises ResetError: OCIGPU-VFIO-2 somebody has it, -3 see :func:`plan_reset`, -4 the reset failed, -5 nothing was
+    Raises ResetError: OCIGPU-VFIO-2 a process uses it, -3 see :func:`plan_reset`, -4 the reset failed, -5 nothing was
     reset, -6 start-up or scrub was not seen to end; and HostError (OCIGPU-VFIO-1) where holders cannot be known.
 
-    Whoever is killed in between leaves the configuration in the lock's file, for the next reset to put back.
+    A killed reset leaves the configuration in the lock's file, and the next reset restores it.
     """
     bus = bus or PciBus(roots.sys)
     try:
@@ -320,7 +320,7 @@ def _reset(plan: ResetPlan, bus: PciBus, scrub: bool, record: int) -> ResetProof
 
 
 def _release(plan: ResetPlan, bus: PciBus, recalled: dict[str, _Saved]) -> None:
-    """End a reset of the bus that was begun by somebody who was killed."""
+    """End a reset of the bus that a killed process has begun."""
     control = bus.read_config(plan.port, BRIDGE_CONTROL, 2)
     if control & BUS_RESET:
         bus.write_config(plan.port, BRIDGE_CONTROL, 2, control & ~BUS_RESET)
@@ -346,7 +346,7 @@ def _watch_slot(saved: _Saved, bus: PciBus) -> None:
 
 
 def _remember(record: int, saved: Collection[_Saved]) -> None:
-    """Write down what is to be put back, () for nothing any more; ``record``: an open file, -1 for none."""
+    """Record the registers to restore, () for none any more; ``record``: an open file, -1 for none."""
     if record >= 0:
         os.ftruncate(record, 0)
         os.pwrite(record, json.dumps(saved).encode() if saved else b"", 0)

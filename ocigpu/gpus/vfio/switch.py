@@ -1,9 +1,9 @@
-"""GPUs change hands between their driver and VFIO's: with their whole IOMMU group, and back to what it was.
+"""Moves GPUs between their driver and VFIO's: with their whole IOMMU group, and back to the original state.
 
-The kernel gives a group to one owner only, so everything in it but bridges goes along.  A driver is chosen by
-driver_override, never by what the kernel would find first: that may be another driver than before.  NVIDIA's driver
-waits in the kernel, for ever, until nobody has the GPU open: who has it is looked at before.
-Sources: sysfs-bus-pci of the kernel's ABI documents (driver_override, unbind, drivers_probe), vfio.rst.
+The kernel assigns a group to one owner only, so everything in it except bridges moves too.  A driver is chosen by
+driver_override, because the kernel's first match may be another driver than before.  NVIDIA's driver waits in the
+kernel, without limit, until no process has the GPU open, so that is checked before.  Sources: sysfs-bus-pci of the
+kernel's ABI documents (driver_override, unbind, drivers_probe), vfio.rst.
 """
 
 import os
@@ -42,7 +42,7 @@ def _error(bdf: str, why: str, hint: str | None = None) -> HostError:
 def plan_switch(bdf: str, roots: Roots, bus: PciBus) -> tuple[DriverOfFunction, ...]:
     """Return the functions that go to VFIO with a GPU, itself among them, as they are now; nothing is changed.
 
-    Raises HostError (OCIGPU-VFIO-8) where the group has something that belongs to somebody else.
+    Raises HostError (OCIGPU-VFIO-8) if the group contains a device of another board.
     """
     gpu = read_function(roots.sys, bdf)
     number = find_group(bdf, roots.sys)
@@ -86,7 +86,7 @@ def give_to_vfio(functions: Iterable[DriverOfFunction], roots: Roots, bus: PciBu
 
 
 def give_back(functions: Iterable[DriverOfFunction], bus: PciBus) -> None:
-    """Let those have these functions who had them, and nobody else; does no harm when nothing has changed hands.
+    """Rebind these functions to their original drivers; has no effect if they were not moved.
 
     Raises HostError (OCIGPU-VFIO-8).
     """
@@ -96,7 +96,7 @@ def give_back(functions: Iterable[DriverOfFunction], bus: PciBus) -> None:
 
 
 def _bind(bdf: str, driver: str, override: str, bus: PciBus) -> None:
-    """Let a driver have a function, "" for none; ``override``: what its driver_override is afterwards."""
+    """Bind a function to a driver, "" for none; ``override``: its driver_override afterwards."""
     try:
         if bus.driver(bdf) != driver:
             bus.write(bdf, "driver_override", f"{driver}\n")
@@ -115,7 +115,7 @@ def _bind(bdf: str, driver: str, override: str, bus: PciBus) -> None:
 def read_users(bdf: str, roots: Roots, proc: str = "/proc") -> tuple[Holder, ...]:
     """Return the processes that have a GPU open by the nodes of NVIDIA's driver and the kernel's DRM.
 
-    Raises HostError (OCIGPU-VFIO-1) when not everybody could be looked at.
+    Raises HostError (OCIGPU-VFIO-1) if some processes could not be inspected.
     """
     majors = dict(parse_devices(read_text(f"{roots.proc}/devices") or ""))
     major = find_gpu_major(majors, GPU_MAJOR)

@@ -1,4 +1,4 @@
-"""What WSL 2 has of the Windows display driver: /dev/dxg, and files below /usr/lib/wsl that Windows provides."""
+"""WSL 2's part of the Windows display driver: /dev/dxg, and files below /usr/lib/wsl that Windows provides."""
 
 import os
 
@@ -36,7 +36,7 @@ MAX_SMI = 1 << 24
 
 
 class Store(NamedTuple):
-    """A driver store with a CUDA library; ``current``: its nvidia-smi is the one that Windows gives to Linux."""
+    """A driver store with a CUDA library; ``current``: its nvidia-smi is the one that Windows provides to Linux."""
 
     path: str
     current: bool
@@ -52,7 +52,7 @@ class WslFacts(NamedTuple):
 
 
 def read_wsl_facts(settings: Settings, chosen: "Sequence[str]") -> WslFacts:
-    """Return what WSL has of the driver; ``chosen``: look at these stores only.  Needs no privilege."""
+    """Return WSL's part of the driver; ``chosen``: read only these stores.  Needs no privilege."""
     roots = find_roots(settings)
     tree = Tree(roots.driver)
     dev = roots.dev or (roots.driver if os.path.exists(f"{roots.driver}/dev/dxg") else "")

@@ -1,16 +1,16 @@
-"""What is done inside a container's namespaces, and how each thing is undone: :data:`OPERATIONS`.
+"""The operations inside a container's namespaces, and how each is undone: :data:`OPERATIONS`.
 
-Nothing is decided here; each function does what its action says or raises.  Each effect is noted in the journal right
-before it comes.  Undoing therefore copes with an effect that never came, and removes only what looks like ours: an
-empty file, an empty directory, a node of that number, a link with that target, a file with that content, a mount that
-was not there before.  Undoing twice is like undoing once.
+Nothing is decided here; each function carries out its action or raises.  Each effect is recorded in the journal right
+before it happens.  Undoing therefore copes with an effect that never happened, and removes only what looks like ours:
+an empty file, an empty directory, a node of that number, a link with that target, a file with that content, a mount
+that was not there before.  Undoing twice is like undoing once.
 
 Another container on the same root directory may rely on what was made there: on files that it has mounted something
 on, on links, on the loader's cache.  Where there is one (:mod:`ocigpu.provision.mounts`), all this stays, as it
 stays of a container that ran; what is this container's alone is undone, above all its mounts.
 
-Names of an image may be anything: what is at one is looked at by descriptor, and a file or link that is written has a
-new name first and is then renamed over the old one, so a link at that place is replaced and never followed.
+Paths of an image may be anything: each is checked by descriptor.  A new file or link gets a temporary name and is then
+renamed over the old one, so a link at that path is replaced and never followed.
 """
 
 import errno
@@ -38,7 +38,7 @@ _NO_VOLUME = "Mount the volume somewhere else. If it is not mounted there, a lin
 
 
 class Operation(NamedTuple):
-    """How something is done, and undone.
+    """How an action is carried out and undone.
 
     ``word``: its name in the journal, "" for what notes nothing.  ``do``: None for what others are made of.  ``code``:
     of what goes wrong.  ``lasting``: it stays where another container has the same root directory.
@@ -67,7 +67,7 @@ OPERATIONS: "dict[Any, Operation]" = {
     "link in the way": Operation("unlink", None, restore_link),
     "root": Operation("writable", None, make_root_read_only, lasting=False),
 }
-"""By the steps of a plan, and what these are made of."""
+"""The operations by the steps of a plan, and their parts."""
 _UNDO = {operation.word: operation for operation in OPERATIONS.values()}
 
 
@@ -94,7 +94,7 @@ def take(transaction: Transaction, action: "Any") -> None:
 
 
 def undo(transaction: Transaction, entries: "list[Entry]") -> list[str]:
-    """Undo what was noted, last entry first; return a line about each that could not be undone."""
+    """Undo the recorded effects, last entry first; return a line about each that could not be undone."""
     left = []
     lasting = [entry for entry in entries if _UNDO[entry["do"]].lasting]
     shared = bool(lasting) and has_neighbours(transaction.root_fd)

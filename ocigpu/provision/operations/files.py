@@ -71,9 +71,9 @@ def restore_text(transaction: Transaction, entry: "Entry") -> None:
 
 
 def set_mode(transaction: Transaction, action: Mode) -> None:
-    """Set permission bits of what is the container's own: a volume, or a mounted file, is the host's.
+    """Set permission bits of the container's own files: a volume or a mounted file belongs to the host.
 
-    What may not be changed, or is no file or directory, is left with a note.
+    A path that may not be changed, or is neither a file nor a directory, is left unchanged with a note.
     """
     path = action.container_path
     try:
@@ -102,7 +102,7 @@ def set_mode(transaction: Transaction, action: Mode) -> None:
 
 
 def restore_mode(transaction: Transaction, entry: "Entry") -> None:
-    """Give a file that still has our mode its own again."""
+    """Restore the mode of a file that still has ours."""
     with opened(open_in_root(transaction.root_fd, entry["path"], os.O_PATH)) as fd:
         status = os.fstat(fd)
         unchanged = status.st_ino == entry["ino"] and stat.S_IMODE(status.st_mode) == entry["mode"]
@@ -169,7 +169,7 @@ def put_back(entry: "Entry", at: At, backup_fd: int) -> None:
 
 
 def _open_regular(at: At) -> int:
-    """Return a descriptor to read a file, -1 if it is no regular one: nothing else is ever opened for reading."""
+    """Return a descriptor to read a file, -1 if it is not a regular one: nothing else is ever opened for reading."""
     with opened(at.open()) as path_fd:
         if not stat.S_ISREG(os.fstat(path_fd).st_mode):
             return -1

@@ -23,7 +23,7 @@ LD_CACHE_DRAFT = "/etc/ld.so.cache~"
 
 
 def start_ldconfig(transaction: Transaction, action: StartLdconfig) -> None:
-    """Make ready what a refresh of the loader's cache will run in: that takes a while, on another core."""
+    """Prepare the sandbox for a refresh of the loader's cache: that takes a while, on another core."""
     from ocigpu.provision import ldconfig  # loaded by the parent: nothing is imported in here
 
     if transaction.supplies.ldconfig_fd >= 0:
@@ -64,7 +64,7 @@ def _refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
             size = f"{MAX_LD_CACHE >> 20} MiB"
             text = f"{LD_CACHE} of the image is not a regular file of at most {size} and was left alone"
             transaction.notes.append(text)
-            stop_ldconfig(transaction)  # nobody has to wait for it
+            stop_ldconfig(transaction)  # it is not waited for
             return
         transaction.clear(at)
         remove_ldconfig_draft(at.fd)
@@ -91,7 +91,7 @@ def finish_ldconfig(transaction: Transaction, _: FinishLdconfig) -> None:
         try:
             with transaction.own_parent(LD_CACHE) as at:
                 remove_ldconfig_draft(at.fd)
-        except OSError:  # there is no such directory any more
+        except OSError:  # the directory no longer exists
             return
 
 

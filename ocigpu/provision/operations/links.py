@@ -21,7 +21,7 @@ _COVER_OPTIONS = ("ro", "nosuid", "nodev")
 
 
 def make_link(transaction: Transaction, action: Link) -> None:
-    """Make a symbolic link, in place of another one; a file of the image is covered with what it would lead to."""
+    """Make a symbolic link, replacing another one; a file of the image is covered by the link's target."""
     with transaction.at(action.container_path) as at:
         found, old = at.find(), None
         if found is not None:
@@ -47,7 +47,7 @@ def make_link(transaction: Transaction, action: Link) -> None:
 
 
 def _cover_with_target(transaction: Transaction, action: Link, at: At) -> None:
-    """Mount what the link would lead to, inside the container, over the image's own file of that name.
+    """Mount the link's target, inside the container, over the image's own file of that name.
 
     That file would win otherwise; it is not removed, because what is removed could not be put back if we are killed.
     """

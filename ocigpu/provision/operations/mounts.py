@@ -69,7 +69,7 @@ def mount_on_file(transaction: Transaction, source: Source, at: At) -> None:
 
 
 def _mount(transaction: Transaction, source: Source, target: MountTarget) -> None:
-    """Mount and close both; nothing is done if it is there, as a hook that runs twice finds it."""
+    """Mount and close both; does nothing if the mount exists, as for a hook that runs twice."""
 
     def by_name() -> None:
         with named("openat", source.host_path):
@@ -146,5 +146,5 @@ def make_root_writable(transaction: Transaction) -> None:
 
 
 def make_root_read_only(transaction: Transaction, entry: "Entry") -> None:
-    """Give the container's root the flags that it had."""
+    """Restore the mount flags of the container's root."""
     mounts.remount(transaction.root_fd, entry["flags"], "/")

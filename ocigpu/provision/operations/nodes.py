@@ -52,13 +52,13 @@ def make_node(transaction: Transaction, action: Node) -> None:
 
 
 def _set_owner(action: Node, at: At, rdev: int) -> None:
-    """Give a node that was just made exactly the owner and mode of the plan."""
+    """Set owner and mode of a new node to those of the plan."""
     node = action.node
     with opened(at.open()) as fd:
         made = os.fstat(fd)
         if not stat.S_ISCHR(made.st_mode) or made.st_rdev != rdev:
             raise unusable(action.describe(), node.container_path, made)
-        # by the descriptor's own name: the path may have been exchanged by somebody who shares the directory
+        # by the descriptor's own name: a process that shares the directory may have replaced the path
         if (made.st_uid, made.st_gid) != (node.uid, node.gid):
             with named("chown", at.path):
                 os.chown(f"fd/{fd}", node.uid, node.gid)
@@ -68,7 +68,7 @@ def _set_owner(action: Node, at: At, rdev: int) -> None:
 
 
 def _leave_to_host(transaction: Transaction, action: Node) -> None:
-    """Make nothing in a volume, which would have it for ever: what the container can do without is a note."""
+    """Make nothing in a volume, where it would stay: for optional nodes a note is enough."""
     path = action.node.container_path
     if path in _SPARE_NODES:
         transaction.notes.append(f"{path} was left out: its directory is the host's, which has no such node")

@@ -1,7 +1,7 @@
-"""What the operations of a worker share: the container's root, what was taken from the host, the journal, the notes.
+"""What the operations of a worker share: the container's root, files opened on the host, the journal, the notes.
 
-Links of an image, and a volume's owner, decide where a path leads.  So whatever is made, replaced or changed is first
-found to be on the container's root mount or on a tmpfs of its own (:meth:`Transaction.require_own`), by the very
+Links of an image, and a volume's owner, decide where a path leads.  So before anything is made, replaced or changed, it
+is checked to be on the container's root mount or on a tmpfs of its own (:meth:`Transaction.require_own`), by the very
 descriptor that is then used.  What is mounted on something that is there already changes nothing where that lies.
 """
 
@@ -39,7 +39,7 @@ class VolumeError(Exception):
 
 
 class Supplies(NamedTuple):
-    """What a worker has of the host.
+    """What a worker has opened on the host.
 
     ``new_calls``: whether mounts are made by the calls of Linux 5.2 and 5.12; ``sources``: what is mounted;
     ``ldconfig_fd``: a copy of ldconfig, ``backup_fd``: a place for what is replaced (-1: not needed).
@@ -162,7 +162,7 @@ class Transaction:
         return At(make_directories(self.root_fd, "/" + "/".join(parents), 0o755, on_create, check=check), name, path)
 
     def clear(self, at: At) -> None:
-        """Remove what starts that were killed have left in a directory; once."""
+        """Remove what killed starts have left in a directory, once for each directory."""
         status = os.fstat(at.fd)
         if (key := (status.st_dev, status.st_ino)) not in self._cleared:
             self._cleared.add(key)
@@ -185,7 +185,7 @@ class Transaction:
                 mounts.enter_own_proc(self._own_proc_fd)
 
     def mount(self, target: MountTarget, tree_fd: int, by_name: "Callable[[], None]") -> None:
-        """Mount a detached tree, closed here; without one (-1) let ``by_name`` do it.  It reaches nobody else."""
+        """Mount a detached tree, closed here; without one (-1) let ``by_name`` do it.  It does not propagate."""
         try:
             under = read_mnt_id(target.fd)
             if under not in self._private:
@@ -218,7 +218,7 @@ def is_in_proc(path: str) -> bool:
 
 
 def unusable(what: str, path: str, found: os.stat_result, code: str = "OCIGPU-MNT-2") -> ApplyError:
-    """Return the error that says what the container has at ``path``."""
+    """Return the error that names the kind of file at ``path``."""
     kinds = {
         stat.S_IFREG: "a file",
         stat.S_IFDIR: "a directory",

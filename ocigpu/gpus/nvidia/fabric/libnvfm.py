@@ -1,4 +1,4 @@
-"""Fabric Manager, asked by way of its own library in a process with a deadline: nothing else speaks its protocol.
+"""Fabric Manager, queried through its own library in a process with a deadline: nothing else speaks its protocol.
 
 Every operation is a connection of its own, as none survives a restart of the manager.
 """
@@ -118,7 +118,7 @@ class LibnvfmFabric(RestorableFabric):
         return self._read("list partitions", answer)
 
     def activate(self, physical_ids: Collection[int]) -> Partition:
-        """Activate the partition of exactly these GPUs; raises FabricError (OCIGPU-FAB-5 names what is in use)."""
+        """Activate the partition of exactly these GPUs; raises FabricError (OCIGPU-FAB-5 names the conflicts)."""
         what = f"activate {show_gpus(physical_ids)}"
         before = self.list_partitions()
         wanted = must_find(before, physical_ids)
@@ -211,14 +211,14 @@ class LibnvfmFabric(RestorableFabric):
 
 
 def _proven(what: str, found: Partition | None, active: bool) -> Partition:
-    """Return the partition when the list after a change says what it should; raises FabricError (OCIGPU-FAB-6)."""
+    """Return the partition if the list after a change shows it; raises FabricError (OCIGPU-FAB-6) otherwise."""
     if found is None or found.is_active != active:
         raise FabricError("OCIGPU-FAB-6", f"{what}: the manager reports success, but its list shows no change")
     return found
 
 
 def open_fabric(address: str, library: str = "", simulation: str = "") -> LibnvfmFabric:
-    """Return the manager at an address of :func:`parse_address`; nothing is asked yet.  Raises FabricError.
+    """Return the manager at an address of :func:`parse_address`; does not connect yet.  Raises FabricError.
 
     ``library``: path of libnvfm, "" for that of the loader's search; ``simulation``: root of a simulated host.
     """

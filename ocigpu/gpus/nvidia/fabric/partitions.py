@@ -45,7 +45,7 @@ class Fabric(Protocol):
     """A manager's partitions, wherever it runs.  Every method raises FabricError."""
 
     def list_partitions(self) -> tuple[Partition, ...]:
-        """Return what the board can connect, and what is active now."""
+        """Return the partitions of the board, and which ones are active."""
 
     def activate(self, physical_ids: Collection[int]) -> Partition:
         """Activate the partition of exactly these GPUs and return it; done already is done.
@@ -108,10 +108,10 @@ def conflicts_of(partitions: Iterable[Partition], wanted: Partition) -> tuple[Pa
 
 
 def choose_partition(partitions: Iterable[Partition], free: Collection[int], count: int) -> Partition | None:
-    """Return the partition of ``count`` free GPUs that spoils least, None where there is none.
+    """Return the partition of ``count`` free GPUs that blocks the fewest others, None if there is none.
 
-    It is the one that leaves the most larger partitions wholly free: the largest count first.  Of equals that with the
-    lowest ids.  What is active does not matter: a free GPU's partition can be deactivated.
+    It leaves the most larger partitions completely free, counting the largest first; of equals, it has the lowest ids.
+    Active partitions do not matter: a free GPU's partition can be deactivated.
     """
     whole = [one for one in partitions if set(one.physical_ids) <= set(free)]
     fitting = [one for one in whole if len(one.physical_ids) == count]
@@ -154,7 +154,7 @@ UNLINKED = "no NVLink between these GPUs, copies go over PCIe"
 
 @dataclass(frozen=True)
 class FabricStep:
-    """One thing to do for a set: ``verb`` is reset, deactivate, activate or verify; ``reason`` says why."""
+    """One step for a set: ``verb`` is reset, deactivate, activate or verify; ``reason`` says why."""
 
     verb: str
     physical_ids: tuple[int, ...]
@@ -164,11 +164,11 @@ class FabricStep:
 def plan_steps(
     partitions: Sequence[Partition], wanted: Sequence[Partition], held: Collection[int] = ()
 ) -> tuple[FabricStep, ...]:
-    """Return what makes these partitions active, in the order in which it is safe.
+    """Return the steps that activate these partitions, in a safe order.
 
-    The GPUs are reset while nothing holds them; what conflicts is deactivated; then comes the activation, and a list
-    that proves it.  All of it is before a machine starts, because its driver looks at the fabric once.  ``held``: GPUs
-    that somebody has.  Raises FabricError (OCIGPU-FAB-5) for a conflict with one of those.
+    The GPUs are reset while nothing holds them; conflicting partitions are deactivated; then comes the activation, and
+    a list that proves it.  All of this precedes the start of a machine, because its driver reads the fabric once.
+    ``held``: GPUs in use.  Raises FabricError (OCIGPU-FAB-5) for a conflict with one of those.
     """
     steps: list[FabricStep] = []
     conflicts = {one.physical_ids: one for each in wanted for one in conflicts_of(partitions, each)}

@@ -1,10 +1,10 @@
-"""What the host remembers of its partitions: who has which set, and what a manager is told after its restart.
+"""The host's record of its partitions: who has which set, and what a manager gets after its restart.
 
 The file is on the host, not in the service machine, and survives both.  Sets are kept by physical ids.  The manager's
-last list is kept for its numbers: one that waits after a restart takes numbers and lists nothing.  A change is written
-down before it is begun, and again when the manager's list has proven it: whoever is killed in between leaves a set that
-the next look settles.
-Facts: NVIDIA Fabric Manager User Guide, "Resiliency", and fmSetActivatedFabricPartitions in nv_fm_agent.h.
+last list is kept for its numbers: one that waits after a restart takes numbers and lists nothing.  A change is recorded
+before it starts, and again when the manager's list has proven it: a process that is killed in between leaves a set that
+the next query settles.  Facts: NVIDIA Fabric Manager User Guide, "Resiliency", and fmSetActivatedFabricPartitions in
+nv_fm_agent.h.
 
 What hardware has yet to confirm: that WAITING is what a manager answers that waits, and what a restart of its machine
 does to machines with one GPU.
@@ -46,7 +46,7 @@ NOT_ROUTED = (
 
 @dataclass(frozen=True)
 class KeptSet:
-    """A set that is active for somebody.
+    """A set that is active for a lease or an operator.
 
     ``lease``: whose, "" for one that an operator made; ``settled``: the manager's list has proven it; ``broken``: why
     the machine that uses it has lost its NVLinks, "" when it has not.
@@ -69,12 +69,12 @@ class FabricState:
     sets: tuple[KeptSet, ...] = ()
 
     def find(self, physical_ids: Collection[int]) -> KeptSet | None:
-        """Return what is kept of exactly these GPUs."""
+        """Return the record of exactly these GPUs."""
         wanted = tuple(sorted(physical_ids))
         return next((one for one in self.sets if one.physical_ids == wanted), None)
 
     def with_set(self, changed: KeptSet) -> "FabricState":
-        """Return the state with a set, in the place of what was kept of the same GPUs."""
+        """Return the state with a set, which replaces the record of the same GPUs."""
         return replace(self.without(changed.physical_ids), sets=(*self.without(changed.physical_ids).sets, changed))
 
     def without(self, physical_ids: Collection[int]) -> "FabricState":
@@ -83,7 +83,7 @@ class FabricState:
         return replace(self, sets=tuple(one for one in self.sets if one.physical_ids != wanted))
 
     def check_unleased(self, physical_ids: Collection[int]) -> None:
-        """Raise FabricError (OCIGPU-FAB-5) when somebody has exactly these GPUs by a lease."""
+        """Raise FabricError (OCIGPU-FAB-5) if exactly these GPUs are leased."""
         kept = self.find(physical_ids)
         if kept and kept.lease:
             hint = "End its users and reset it first. --force deactivates it while they run."
@@ -102,7 +102,7 @@ class FabricState:
 
     @property
     def leased(self) -> frozenset[int]:
-        """The GPUs of sets that somebody has by a lease."""
+        """The GPUs of leased sets."""
         return frozenset(gpu for one in self.sets if one.lease for gpu in one.physical_ids)
 
     @property
@@ -112,7 +112,7 @@ class FabricState:
 
 
 def sets_to_restore(state: FabricState, boot_id: str) -> tuple[tuple[int, ...], ...]:
-    """Return what a manager is told that waits after its restart.
+    """Return the sets for a manager that waits after its restart.
 
     Not a set that was just being changed: no machine runs on it yet, or any more.  Nothing after a restart of the host.
     """
@@ -120,7 +120,7 @@ def sets_to_restore(state: FabricState, boot_id: str) -> tuple[tuple[int, ...], 
 
 
 def settle(state: FabricState, listed: tuple[Partition, ...], boot_id: str) -> tuple[FabricState, tuple[str, ...]]:
-    """Return the state after a look at the manager's list, and what an operator should know of it.
+    """Return the state after reading the manager's list, and notes for an operator.
 
     An inactive partition of a lease is not activated again below its machine, whose driver looked at the fabric when it
     was loaded: the lease is broken, and stays so until the set is deactivated.
@@ -153,15 +153,15 @@ def state_directory(simulation: str = "") -> str:
 class FabricStore:
     """The file in a directory, made when it is missing.
 
-    Its methods raise FabricError (OCIGPU-FAB-9), also where somebody else than root or we could have written it: who
-    writes it says whose partitions are active.
+    Its methods raise FabricError (OCIGPU-FAB-9), also if users other than root and this one could have written it,
+    because it decides whose partitions are active.
     """
 
     def __init__(self, directory: str = DIRECTORY) -> None:
         self.directory = directory
 
     def read(self) -> FabricState | None:
-        """Return what is kept; None when nothing ever was."""
+        """Return the stored state; None if none was ever stored."""
         if not os.path.lexists(self.directory):
             return None
         try:
@@ -243,10 +243,10 @@ def _parse(data: bytes) -> FabricState:
 
 
 class KeptFabric(Fabric):
-    """A manager whose active sets the host remembers.
+    """A manager whose active sets are recorded on the host.
 
-    Programs may share it: one changes partitions at a time.  Every method tells a manager that waits after a restart
-    what was active, and marks the leases whose partitions were lost; ``notes`` says so to an operator.
+    Programs may share it: one changes partitions at a time.  Every method sends the active sets to a manager that waits
+    after a restart, and marks the leases whose partitions were lost; ``notes`` reports that.
     """
 
     def __init__(self, fabric: RestorableFabric, store: FabricStore, boot_id: str = "") -> None:
@@ -257,16 +257,16 @@ class KeptFabric(Fabric):
         self._given: tuple[tuple[int, ...], ...] | None = None
 
     def list_partitions(self) -> tuple[Partition, ...]:
-        """Look at the manager and settle the state; raises FabricError."""
+        """Read the manager's list and settle the state; raises FabricError."""
         with self._store.change() as kept:
             return self._list_and_settle(kept)
 
     def read_state(self) -> FabricState:
-        """Return the state as the last look left it; raises FabricError."""
+        """Return the stored state; raises FabricError."""
         return self._store.read() or FabricState()
 
     def activate(self, physical_ids: Collection[int], lease: str = "", generation: int = 0) -> Partition:
-        """Activate a set for somebody; done already is done.
+        """Activate a set for a lease; has no effect if it is active already.
 
         Raises FabricError: OCIGPU-FAB-5 too when the set is another's, or a broken one has one of its GPUs.
         """
@@ -286,14 +286,14 @@ class KeptFabric(Fabric):
             return done
 
     def deactivate(self, physical_ids: Collection[int], force: bool = True) -> None:
-        """Deactivate a set whose GPUs nobody has any more, and forget it; raises FabricError.
+        """Deactivate a set whose GPUs are no longer used, and remove its record; raises FabricError.
 
-        ``force``: also what somebody has by a lease.
+        ``force``: also a leased set.
         """
         with self._store.change() as kept:
             must_find(self._list_and_settle(kept), physical_ids)
             state = kept.state or FabricState()
-            if not force:  # a lease may have come since somebody looked
+            if not force:  # a lease may have been recorded since the caller checked
                 state.check_unleased(physical_ids)
             before = state.find(physical_ids)
             if before:
@@ -302,7 +302,7 @@ class KeptFabric(Fabric):
             kept.keep(state.without(physical_ids))
 
     def restore(self, nothing: bool = False) -> tuple[tuple[int, ...], ...] | None:
-        """Tell a manager that waits what was active; returns those sets, None when it does not wait.
+        """Send the active sets to a manager that waits; returns those sets, None if it does not wait.
 
         ``nothing``: nothing was active, where no state says so.  Raises FabricError.
         """
