@@ -181,7 +181,7 @@ def test_what_k3s_writes_at_each_start_keeps_nothing(
     status = main(["engine", "leave", "--root", str(host)])
     said = capsys.readouterr()
     assert (status, said.err) == (0, "")
-    assert "remains to be done: systemctl restart k3s" in said.out
+    assert "next step: systemctl restart k3s" in said.out
     written.write_text(GENERATED.format(name="runc", path="/usr/bin/runc"))  # once more
     assert snapshot(host) == before
     assert leave(host, capsys, "--program", "nvidia-container-runtime") == (0, "")

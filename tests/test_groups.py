@@ -56,7 +56,7 @@ def mapping(inside: Any, outside: Any, size: Any) -> Config:
 )
 def test_a_group_is_joined_where_others_may_not_read_and_write(gid: int, mode: int, joined: bool) -> None:
     node = DeviceNode("/dev/nvidia0", "/dev/nvidia0", 195, 0, mode, 0, gid)
-    reason = f"not everybody may open /dev/nvidia0 ({mode:04o})"
+    reason = f"not all users may open /dev/nvidia0 ({mode:04o})"
     assert join_groups([node]) == ((JoinGroup(gid, reason),) if joined else ())
 
 
@@ -67,8 +67,8 @@ def test_the_plan_has_each_group_once_with_its_reason() -> None:
     plan = make_plan(host(), request_from_variables(variables, Settings()), Settings())
     found = [action for action in plan_to_json(plan)["actions"] if action["action"] == "group"]
     assert found == [
-        {"action": "group", "gid": 44, "reason": "not everybody may open /dev/nvidiactl (0660) and 3 more"},
-        {"action": "group", "gid": 105, "reason": "not everybody may open /dev/dri/renderD128 (0660)"},
+        {"action": "group", "gid": 44, "reason": "not all users may open /dev/nvidiactl (0660) and 3 more"},
+        {"action": "group", "gid": 105, "reason": "not all users may open /dev/dri/renderD128 (0660)"},
     ]
 
 

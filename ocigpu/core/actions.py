@@ -330,7 +330,7 @@ def join_groups(nodes: "Sequence[DeviceNode]") -> tuple[JoinGroup, ...]:
         if node.gid != 0 and node.mode & 0o006 != 0o006:
             paths.setdefault(node.gid, []).append(f"{node.container_path} ({node.mode:04o})")
     return tuple(
-        JoinGroup(gid, f"not everybody may open {found[0]}" + (f" and {len(found) - 1} more" if found[1:] else ""))
+        JoinGroup(gid, f"not all users may open {found[0]}" + (f" and {len(found) - 1} more" if found[1:] else ""))
         for gid, found in sorted(paths.items())
     )
 

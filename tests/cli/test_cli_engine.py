@@ -67,7 +67,7 @@ def test_configure_shows_the_difference_and_says_what_remains(host: Path, capsys
 /etc/docker/daemon.json: changed
 /usr/local/bin/nvidia-container-runtime-hook: link to ocigpu-hook made
 """
-        f"remains to be done: restart docker where the system in {host} runs, if it does\n"
+        f"next step: restart docker where the system in {host} runs, if it does\n"
     )
     assert main(["engine", "configure", "docker", "--root", str(host)]) == 0
     assert capsys.readouterr().out == "docker: nothing to do\n"
@@ -186,7 +186,7 @@ def test_a_link_alone_leaves_a_step_to_be_done(host: Path, capsys: pytest.Captur
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "/usr/local/bin/nvidia-container-runtime-hook: link to ocigpu-hook made",
-        f"remains to be done: restart docker where the system in {host} runs, if it does",
+        f"next step: restart docker where the system in {host} runs, if it does",
     ]
 
 
@@ -393,7 +393,7 @@ def test_all_engines_are_found_configured_and_set_back(node: Path, capsys: pytes
     assert all(f"+++ /{path}" in output.out for path in ("etc/docker/daemon.json", f"{K3S}.tmpl"))
     assert main(["engine", "configure", "--yes", *words]) == 0
     output = capsys.readouterr()
-    assert [line.split()[0] for line in output.out.partition("remains to be done:\n")[2].splitlines()] == [
+    assert [line.split()[0] for line in output.out.partition("next steps:\n")[2].splitlines()] == [
         "docker", "k3s", "crio",
     ]  # fmt: skip
     assert "note: containerd is left alone" in output.out
@@ -478,7 +478,7 @@ def test_k3s_is_named_to_somebody_who_names_containerd(node: Path, capsys: pytes
     assert "hint: ocigpu engine configure k3s" in error
     assert files_of(node) == before
     assert main(["engine", "configure", "k3s", *words]) == 0
-    assert f"remains to be done: restart k3s where the system in {node} runs" in capsys.readouterr().out
+    assert f"next step: restart k3s where the system in {node} runs" in capsys.readouterr().out
     assert (node / f"{K3S}.tmpl").exists()
     assert main(["engine", "status", "k3s", *words]) == 0
     assert "k3s" in capsys.readouterr().out

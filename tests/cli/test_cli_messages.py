@@ -208,7 +208,7 @@ def test_a_finding_is_explained(run: Run) -> None:
 def test_an_unknown_message_is_an_error_with_a_hint(run: Run) -> None:
     status, output, error = run("explain", "all is very well")
     assert (status, output) == (2, "")
-    assert "nothing is known of the message" in error
+    assert "no known message matches" in error
     assert "ocigpu explain --messages" in error
 
 

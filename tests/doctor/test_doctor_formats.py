@@ -41,7 +41,7 @@ def test_one_gpu_is_not_several(tmp_path: Path, run: Run) -> None:
     run("sim", "create", tmp_path / "host", "--gpus", "1", "--model", "l4")
     _, out, _ = run("doctor", "--root", tmp_path / "host")
     assert out.startswith("GPUs     yes: the GPU answers  (SIMULATED: none is real)\n")
-    assert "this is a SIMULATED host with l4 x 1: no GPU of it exists" in out
+    assert "this host is SIMULATED (1 x l4); its GPUs are not real" in out
 
 
 def test_a_system_that_is_ready_is_told_so(broken: Broken, run: Run) -> None:

@@ -125,7 +125,7 @@ def machine(session_directory: Path, image: Path, enter: tuple[str, ...]) -> Ite
 
 
 def test_one_command_configures_every_engine(machine: Machine) -> None:
-    lines = machine.configured.partition("remains to be done:\n")[2].splitlines()
+    lines = machine.configured.partition("next steps:\n")[2].splitlines()
     assert lines[0].split() == ["docker", "systemctl", "restart", "docker"]
     assert lines[1].startswith(f"  containerd ({machine.containerd.directory}/config.toml)  systemctl restart")
     assert len(lines) == 2  # Podman reads its file at every start

@@ -40,7 +40,7 @@ def containerd(session_directory: Path, image: Path, simulated_host: SimulatedHo
         originals.append(file.read_bytes())
         output = configure("--config", file, "--default").stdout
         assert "checked by: containerd config dump" in output
-        assert "remains to be done: systemctl restart containerd" in output
+        assert "next step: systemctl restart containerd" in output
 
     env = {"OCIGPU_CONFIG": str(simulated_host.settings)}
     directory = session_directory / "configured-containerd"

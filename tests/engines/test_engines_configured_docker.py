@@ -53,7 +53,7 @@ def docker(
         words = ("--runtime-path", hooks / "ocigpu-runtime", "--hook-dir", hooks / "path")
         output = engine("configure", "docker", "--config", file, *words)
         assert '+    "ocigpu"' in output
-        assert "remains to be done: systemctl restart docker" in output  # it looks for the hook only then
+        assert "next step: systemctl restart docker" in output  # it looks for the hook only then
 
     env = {"PATH": f"{hooks / 'path'}:{SYSTEM_PATH}", "OCIGPU_CONFIG": str(simulated_host.settings)}
     with start_docker(directory, image, {}, env, view=view_of("v2"), prepare=prepare) as started:
@@ -81,13 +81,13 @@ def test_the_default_runtime_comes_with_a_reload_and_goes_from_the_file(
     before = file.read_bytes()
     words = ("--config", file, "--runtime-path", hooks / "ocigpu-runtime")
     assert "nothing to do" in engine("configure", "docker", *words)
-    assert "remains to be done: systemctl reload docker" in engine("configure", "docker", "--default", *words)
+    assert "next step: systemctl reload docker" in engine("configure", "docker", "--default", *words)
     os.kill(int((started.socket.parent / "pid").read_text()), signal.SIGHUP)
     default = "--format={{.DefaultRuntime}}"
     wait_for("dockerd to have read its file", lambda: started("info", default).stdout.strip() == "ocigpu")
     listing = started(*RUN, *ASK).stdout
     assert listed_uuids(listing) == [simulated_host.gpus[1], simulated_host.gpus[3]]
-    assert "remains to be done: systemctl restart docker" in engine("remove", "docker", "--config", file)
+    assert "next step: systemctl restart docker" in engine("remove", "docker", "--config", file)
     assert b"ocigpu-runtime" not in file.read_bytes()
     engine("configure", "docker", *words, "--hook-dir", hooks / "path")
     assert file.read_bytes() == before

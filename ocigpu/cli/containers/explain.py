@@ -195,7 +195,7 @@ def _explain_message(text: str, config: str, checks: bool, log: bool = False) ->
     codes = [code for code in dict.fromkeys(re.findall(r"OCIGPU-[A-Z]+-[0-9]+", text)) if code in CODES]
     if not found and not codes:
         hint = "known messages: ocigpu explain --messages; or: ocigpu doctor"
-        what = "no known message in it" if log else f"nothing is known of the message {quoted(text)}"
+        what = "no known message in it" if log else f"no known message matches {quoted(text)}"
         raise UsageError(what, hint)
     here = inspect_here([name for one in found for name in one.message.findings], config) if checks else {}
     entries = [

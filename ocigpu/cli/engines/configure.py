@@ -455,9 +455,9 @@ def _print_steps(works: Sequence[EngineWork], named: str) -> None:
     steps = {work.name: step for work in works if (step := step_of(work))}
     if named:
         for step in steps.values():
-            print(f"remains to be done: {step}")
+            print(f"next step: {step}")
     elif steps:
-        print("remains to be done:")
+        print("next steps:")
         show.fields((f"  {name}", step) for name, step in steps.items())
 
 
@@ -507,10 +507,10 @@ def leave_command(program: str = "", root: str = "/") -> None:
             note_waiting(root, status, step)
             waiting.append((status.engine, step))
         elif step:
-            print(f"remains to be done: {step}")
+            print(f"next step: {step}")
     _refuse(find_entries(root, shim, read_engine_status(root)), "take it out by hand, or install what has this name")
     for name in find_generated(root, shim, statuses):
-        print(f"remains to be done: systemctl restart {name}: pods whose runtime class names ocigpu fail until then")
+        print(f"next step: systemctl restart {name}: pods whose runtime class names ocigpu fail until then")
     texts = dict.fromkeys(f"{engine} starts every container with it until: {step}" for engine, step in waiting)
     _refuse([*texts], "its file is as it was before ocigpu; do this step, then remove ocigpu again")
 

@@ -31,11 +31,11 @@ HEADERS = (
     "temp",
     "container",
     "engine",
-    "its use",
-    "its memory",
+    "ctr use",
+    "ctr memory",
     "processes",
 )
-DISPENSABLE = ("model", "power", "temp", "engine", "processes", "its memory", "memory")
+DISPENSABLE = ("model", "power", "temp", "engine", "processes", "ctr memory", "memory")
 """Columns that a narrow terminal goes without, in this order."""
 SORTS = {"gpu": "g", "container": "c", "use": "u", "memory": "m"}
 """Orders of the rows, with their keys."""

@@ -189,6 +189,6 @@ def _matrix(
     show.table(("", *(entry.label for entry in entries), "numa", "cpus", "containers"), rows, fold=False)
     print()
     for kind in kinds:
-        print(f"{f'{kind}#':<4}  so many {'NVLinks' if kind == 'NV' else f'links of {kind}'}")
+        print(f"{f'{kind}#':<4}  number of {'NVLinks' if kind == 'NV' else f'links of {kind}'}")
     for word, text in dict(WORDS[level] for level in sorted(seen, reverse=True)).items():
         print(f"{word:<4}  {text or WORDS[SWITCH][1]}")
