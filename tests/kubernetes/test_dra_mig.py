@@ -345,7 +345,7 @@ def test_mig_devices_are_not_changed_without_a_lock(tmp_path: Path, monkeypatch:
     """As in a pod without the host's /run/ocigpu: whoever else changes them would not be noticed."""
     monkeypatch.setattr("ocigpu.system.store.SYSTEM_DIRECTORY", str(tmp_path / "none/ocigpu"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    with pytest.raises(HostError, match="no /run/ocigpu that is root's alone") as caught:
+    with pytest.raises(HostError, match="/run/ocigpu is missing or not root's alone") as caught:
         alone()
     assert caught.value.code == "OCIGPU-MIG-3"
 
