@@ -7,7 +7,6 @@ containers.  ``make security`` does ten times as many of the first two, and as m
 """
 
 import ctypes
-import errno
 import mmap
 import os
 import random
@@ -16,7 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,6 @@ RUNS = 10_000 if FULL else 1_000
 STARTS = 100 if FULL else 12
 MAX_CALLS = 10_000
 RENAME_EXCHANGE = 2
-libc_openat2 = libc._openat2
 Pairs = list[tuple[Path, Path]]
 
 
@@ -80,8 +78,10 @@ class Neighbour:
         while self.rounds < end:
             time.sleep(0.0001)
 
-    def step(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self, call: Callable[..., Any], numbers: Collection[int] = ()) -> Callable[..., Any]:
         """Return the function with an exchange before its ``first``-th and ``last``-th call, counted over all.
+
+        ``numbers``: what counts is calls whose first argument is one of them.
 
         What openat2 must be asked again, because of renames by others of this machine, is one call: otherwise the
         exchange for one call would be undone before that call has met it, on a machine that is busy enough.
@@ -90,13 +90,17 @@ class Neighbour:
 
         def stepped(*arguments: Any, **options: Any) -> Any:
             nonlocal again
-            if not again:
+            counts = not numbers or arguments[0] in numbers
+            if counts and not again:
                 self.calls += 1
                 if self.calls in (self.first, self.last):
                     self.exchange()
-            result = call(*arguments, **options)
-            again = call is libc_openat2 and result == -1 and ctypes.get_errno() == errno.EAGAIN
-            return result
+            again = again and not counts
+            try:
+                return call(*arguments, **options)
+            except BlockingIOError:
+                again = counts
+                raise
 
         return stepped
 
@@ -105,7 +109,7 @@ class Neighbour:
 def neighbour(pairs: Pairs, *, asked: bool = False) -> Iterator[Neighbour]:
     """Exchange the names of each pair for ever, or when ``asked`` to, in a process: renameat2(2)."""
     names = [(os.fsencode(one), os.fsencode(other)) for one, other in pairs]
-    renameat2 = libc._libc["renameat2"]
+    renameat2 = ctypes.CDLL(None).renameat2
     made = Neighbour()
     pid = os.fork()
     if pid == 0:
@@ -209,15 +213,15 @@ def test_names_that_are_exchanged_lead_no_provisioning_out_of_the_root(
 
 OS_CALLS = ("open", "stat", "lstat", "readlink", "listdir", "scandir", "mkdir", "mknod", "symlink", "unlink", "rmdir")
 OS_CALLS += ("rename", "replace", "link", "chmod", "chown", "utime", "chdir")
-LIBC_CALLS = ("_openat2", "_open_tree", "_move_mount", "_mount", "_umount2", "_mount_setattr")
+LIBC_CALLS = ("openat2", "open_tree", "move_mount", "mount", "umount2", "mount_setattr")
 
 
 def be_stepped(made: Neighbour) -> None:
     """Count the calls of this process, and of those it forks, that take a path."""
     for name in OS_CALLS:
         setattr(os, name, made.step(getattr(os, name)))
-    for name in LIBC_CALLS:
-        setattr(libc, name, made.step(getattr(libc, name)))
+    machine = libc.MACHINES.index(os.uname().machine)
+    setattr(libc, "call", made.step(libc.call, [libc.NUMBERS[name][machine] for name in LIBC_CALLS]))  # noqa: B010
 
 
 def exchange_before_each_call(
