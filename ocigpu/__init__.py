@@ -32,6 +32,11 @@ def version_line(program: str, own_name: str) -> str:
     return f"{product} version {VENDOR_VERSION}\nocigpu: {__version__}" if product else f"{own_name} {__version__}"
 
 
+def is_snapshot() -> bool:
+    """Tell whether this is an interpreter that was kept started (packaging/snapshot): it can load no library."""
+    return "_syscall" in sys.builtin_module_names
+
+
 def leave(status: int) -> "NoReturn":
     """End this process, as sys.exit does, without taking the interpreter apart.
 

@@ -8,7 +8,7 @@
 #   install.sh --bin DIR --venv DIR [--config FILE] [--vendor-names] [--shell-stubs]
 #                                            commands only, for an existing virtual environment
 #   install.sh --prefix DIR --uninstall      removes what the first form made
-#   install.sh --prefix DIR --stage TREE --vendored DIR --id ID [--vendor-names] [--systemd]
+#   install.sh --prefix DIR --stage TREE --vendored DIR --id ID [--vendor-names] [--systemd] [--snapshot MADE]
 #                                            the same as files of a package, below the new directory TREE; libraries from
 #                                            DIR with their byte code, no virtual environment (packaging/package.sh)
 #   install.sh --bin DIR --venv DIR --stage TREE --vendored DIR
@@ -25,15 +25,17 @@
 #                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
 # --kubernetes     also installs what the parts for Kubernetes and tenants need: requirements-kubernetes.txt
 # --shell-stubs    what is in front of shim and hook is a script, as where there is no C compiler (packaging/stub.sh)
+# --snapshot MADE  also makes ocigpu-python, which shim and hook start in place of the interpreter; of what
+#                  packaging/snapshot/build.sh has made
 # --python FILE    the interpreter (default: found by packaging/find-python.sh)
 set -eu
 umask 022 # other users run the shim too (rootless containers)
 here=$(cd "$(dirname "$0")" && pwd)
-prefix='' bin='' venv='' stage='' vendored='' id='' config='' vendor='' python='' systemd='' kubernetes='' uninstall='' stubs=compiled
+prefix='' bin='' venv='' stage='' vendored='' id='' config='' vendor='' python='' snapshot='' systemd='' kubernetes='' uninstall='' stubs=compiled
 die() { echo "install.sh: $1" >&2; exit 2; }
 while [ $# -gt 0 ]; do
   case $1 in
-    --prefix | --bin | --venv | --stage | --vendored | --id | --config | --python)
+    --prefix | --bin | --venv | --stage | --vendored | --id | --config | --python | --snapshot)
       [ $# -ge 2 ] || die "$1 needs a value"
       case $1:$2 in --id:* | *:/*) value=$2 ;; *) value=$PWD/$2 ;; esac
       case $value in *[!A-Za-z0-9_./+@%:,=-]*) die "$1 $value: only letters, digits and _./+@%:,=- can stand in a path here" ;; esac
@@ -182,10 +184,18 @@ write() { # NAME [DIRECTORY MODE], then the text on standard input
 }
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
 # A package has them compiled; an installation has scripts where there is no compiler.
+mkdir -p "$stage$bin"
+if [ -n "$snapshot" ]; then
+  for name in ocigpu-runtime ocigpu-hook; do
+    "$here/stub.sh" sh "$name" "$stage$bin/.$name.new" config="$config" encodings="$encodings" grep="$grep" interpreter="$interpreter" \
+      library="$library" site="$site"
+  done
+  "$here/snapshot/take.sh" "$snapshot" "$stage$bin/ocigpu-python" "$interpreter" "$library" "$stage$library" "$site" "$stage$site" \
+    "$stage$bin/.ocigpu-runtime.new" "$stage$bin/.ocigpu-hook.new"
+fi
 for name in ocigpu-runtime ocigpu-hook; do
   set -- "$name" "$stage$bin/.$name.new" config="$config" encodings="$encodings" grep="$grep" interpreter="$interpreter" \
-    library="$library" site="$site"
-  mkdir -p "$stage$bin"
+    library="$library" site="$site" snapshot="${snapshot:+$bin/ocigpu-python}"
   if [ $stubs = sh ] || ! "$here/stub.sh" compiled "$@" 2>/dev/null; then
     [ $stubs = sh ] || [ -z "$stage" ] || die "$name.c: no C compiler (CC, else cc) makes a program of it"
     "$here/stub.sh" sh "$@"

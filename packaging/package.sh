@@ -4,7 +4,8 @@
 #
 # Libraries: the wheels of packaging/requirements.txt and, for ocigpu-kubernetes, packaging/requirements-kubernetes.txt,
 # by their hashes from the package index, kept in build/packages; their licences and the source of python-prctl (GPL) go
-# along.  Root is not needed.  SOURCE_DATE_EPOCH: time of the files.
+# along.  Root is not needed.  SOURCE_DATE_EPOCH: time of the files.  SNAPSHOT=no: without the interpreter that is started
+# already (packaging/snapshot), whose sources are fetched and built once, in three minutes.
 set -eu
 umask 022
 cd "$(dirname "$0")/.."
@@ -25,9 +26,11 @@ export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/
 revision=${python##*/} # of packages for another Python the same version differs in this
 vendored=$(packaging/vendored.sh "$python")
 more=$(packaging/vendored.sh "$python" requirements-kubernetes.txt)
+snapshot=''
+[ "${SNAPSHOT:-}" = no ] || snapshot=$(packaging/snapshot/build.sh "$python" "$vendored"/source/python[-_]prctl-*.tar.gz)
 rm -rf "$tree" "$names" "$kubernetes"
 id=$(packaging/tree-id.sh "$python" "$vendored")
-packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --id "$id" --python "$python" --vendor-names --systemd
+packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --id "$id" --python "$python" --vendor-names --systemd ${snapshot:+--snapshot "$snapshot"}
 # Simulated GPUs for machines without a C compiler, as a wheel brings them.
 "$python" -I -S -B -c 'import sys; sys.path += sys.argv[1:3]
 from pathlib import Path

@@ -16,10 +16,13 @@ static _Noreturn void python(int count, char **words)
 {
 	char *start[] = {INTERPRETER, "-I", "-S", "-c", START, *words, FIRST_WORDS};
 	char **line = calloc((size_t)count + sizeof start / sizeof *start, sizeof *line);
-	if (line && !access(INTERPRETER, X_OK) && !access(ENCODINGS, F_OK)) {
+	const char *without = getenv("OCIGPU_NO_IMAGE");
+	if (line)
 		memcpy(mempcpy(line, start, sizeof start), words + 1, (size_t)count * sizeof *words);
+	if (line && *SNAPSHOT && (!without || !*without))
+		execve(SNAPSHOT, line, environ); /* packaging/snapshot: the same interpreter's work, started already */
+	if (line && !access(INTERPRETER, X_OK) && !access(ENCODINGS, F_OK))
 		execve(INTERPRETER, line, environ);
-	}
 	dprintf(2, "%s: OCIGPU-INT-3: " INTERPRETER " or its library is missing\n"
 		"hint: install that Python again, or ocigpu for the one that is there\n", *words);
 	exit(127);

@@ -1,13 +1,13 @@
 #!/bin/sh
 # stub.sh sh|compiled NAME FILE KEY=VALUE...: writes the stub of ocigpu-runtime or ocigpu-hook (NAME), as a script or, if
 # a C compiler (CC; else musl-gcc, cc) makes it, as a program: static where it can be, so that no library is loaded for it.
-# KEY: interpreter encodings library site; config, run, grep, if they are not the usual ones.  VALUE: of the letters that
+# KEY: interpreter encodings library site; config, run, grep, if they are not the usual ones; snapshot (packaging/snapshot).  VALUE: of the letters that
 # install.sh accepts in paths.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 kind=$1 name=$2 file=$3
 shift 3
-config='' run=/run grep=$(command -v grep)
+config='' run=/run snapshot='' grep=$(command -v grep)
 for pair; do eval "${pair%%=*}=\${pair#*=}"; done
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
 vendor=$(sed -n 's/^VENDOR_VERSION = "\(.*\)"$/\1/p' "$here/../ocigpu/__init__.py")
@@ -27,7 +27,7 @@ fi
 quoted() { printf '%s\n' "$text" | sed -n "$1" | sed 's/[\\"]/\\&/g; s/$/\\n/' | tr -d '\n'; }
 mark=$(quoted '2{s/^# //p;}') start=$(quoted "/-c 'import/,/main(sys.argv/{s/^.* -c '//; s/' \"\$0\".*//; p;}")
 set -- -std=gnu11 -D_GNU_SOURCE -O2 -fstack-protector-strong -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2 -Wl,-z,relro,-z,now -s \
-  "-DMARK=\"$mark\"" "-DSTART=\"$start\"" "-DINTERPRETER=\"$interpreter\"" "-DENCODINGS=\"$encodings\"" "-DCONFIG=\"$config\"" \
+  "-DMARK=\"$mark\"" "-DSTART=\"$start\"" "-DINTERPRETER=\"$interpreter\"" "-DENCODINGS=\"$encodings\"" "-DSNAPSHOT=\"$snapshot\"" "-DCONFIG=\"$config\"" \
   "-DFIRST_WORDS=$words" "-DRUN=\"$run\"" "-DVERSION=\"$version\"" "-DVENDOR=\"$vendor\"" "-DSPEC=\"$spec\"" -o "$file" "$here/$name.c"
 # musl starts in a sixth of the time: the GNU library asks the processor what it is, which a virtual one is slow to say.
 [ -n "${CC:-}" ] || ! command -v musl-gcc >/dev/null || ! musl-gcc -static "$@" || exit 0

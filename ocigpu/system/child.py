@@ -31,7 +31,7 @@ class Child:
         self._pipe, writer = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
-            _be_child(work, writer)
+            be_child(work, writer)
         os.close(writer)
 
     def renew(self) -> None:
@@ -84,7 +84,7 @@ def _is_readable(fd: int, seconds: float) -> bool:
     return bool(poller.poll(int(seconds * 1000) + 1))
 
 
-def _be_child(work: "Callable[[int], bytes]", pipe: int) -> None:
+def be_child(work: "Callable[[int], bytes]", pipe: int) -> None:
     """Write what ``work`` returns to the pipe, as long as it is open; never returns."""
     status = 1
     try:

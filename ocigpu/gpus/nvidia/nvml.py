@@ -5,8 +5,10 @@ answer says so; it never causes an exception or a hang.
 """
 
 import os
+import sys
 from binascii import crc32
 
+from ocigpu import is_snapshot
 from ocigpu.core import rawjson
 from ocigpu.core.errors import UNUSABLE, printable
 from ocigpu.core.facts import Gpu, MigDevice
@@ -31,6 +33,13 @@ BRANDS = (
     "QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX",
 )  # fmt: skip
 """By nvmlBrandType_t."""
+
+
+_ORDINARY = """import sys
+sys.path += sys.argv[1:3]
+from ocigpu.gpus.nvidia.nvml_child import main
+main(*sys.argv[3:])"""
+"""What an ordinary interpreter does for a snapshot, which cannot load NVML."""
 
 
 class NvmlAnswer(NamedTuple):
@@ -93,6 +102,10 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
     parent = os.getpid()
 
     def work(pipe: int) -> bytes:
+        if is_snapshot():
+            os.set_inheritable(pipe, True)
+            words = map(str, (*sys.path, parent, pipe, path, chroot, roots.host))
+            os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", _ORDINARY, *words], {})  # noqa: S606
         # here it overlaps with our own reading
         from ocigpu.gpus.nvidia.nvml_child import DriverPlace, answer_in_child
 

@@ -13,7 +13,7 @@ from ocigpu.core import rawjson
 from ocigpu.core.record import NamedTuple
 from ocigpu.system import foreign as ctypes
 from ocigpu.system import libc  # noqa: F401 - which dropping rights loads, and below another root cannot
-from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with, isolate
+from ocigpu.system.child import OVERFLOW_ID, be_child, drop_rights, end_with, isolate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def enter(parent: int, place: DriverPlace, as_root: bool = False) -> str:
         drop_rights(*identity)
     end_with(parent)
     return library
+
+
+def main(parent: str, pipe: str, *place: str) -> None:
+    """Be the child of :func:`ocigpu.gpus.nvidia.nvml.start_nvml` in a program that it has executed; never returns."""
+    be_child(lambda pipe: answer_in_child(int(parent), pipe, DriverPlace(*place)), int(pipe))
 
 
 def answer_in_child(parent: int, pipe: int, place: DriverPlace) -> bytes:

@@ -1,0 +1,95 @@
+#!/bin/sh
+# build.sh PYTHON PRCTL: prints the directory of what take.sh needs, made once for each state of what it is made of: the
+# program snapshot, linked statically with musl, and its standard library.  PYTHON: the ordinary interpreter, whose words
+# for errors it takes.  PRCTL: the source of python-prctl (tar.gz).  Takes some three minutes of two processors; needs
+# musl-gcc, make, patch and, for sources.txt, Debian's archive, and keeps all in ~/.cache/ocigpu/snapshot.
+set -eu
+umask 022
+here=$(cd "$(dirname "$0")" && pwd)
+python=$1 prctl=$2
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/ocigpu/snapshot
+id=$({ cat "$here/build.sh" "$here/sources.txt" "$here/snapshot.c" "$here/snapshot.ld" "$prctl"; musl-gcc -v 2>&1; uname -m; } | sha256sum | cut -c1-16)
+if [ -d "$cache/$id" ]; then
+  echo "$cache/$id"
+  exit 0
+fi
+mkdir -p "$cache"
+work=$(mktemp -d "$cache/new.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+note() { echo "snapshot/build.sh: $1" >&2; }
+run() { # COMMAND...: what it says is shown only if it fails
+  "$@" >"$work/log" 2>&1 || {
+    tail -n 20 "$work/log" >&2
+    note "failed: $*"
+    exit 1
+  }
+}
+note 'building a Python that starts in a millisecond, once (about three minutes)'
+grep -v '^#' "$here/sources.txt" | while read -r sum address; do
+  file=$cache/${address##*/}
+  if ! echo "$sum  $file" | sha256sum --status -c - 2>/dev/null; then
+    run "$python" -I -c 'import shutil, sys, urllib.request
+with urllib.request.urlopen(sys.argv[1], timeout=60) as source, open(sys.argv[2], "wb") as file: shutil.copyfileobj(source, file)' \
+      "$address" "$file.new"
+    echo "$sum  $file.new" | sha256sum --status -c - || { note "$address is another file than sources.txt says"; exit 1; }
+    mv "$file.new" "$file"
+  fi
+done
+tar -C "$work" -xf "$cache"/python3.13_*.orig.tar.xz
+source=$(echo "$work"/Python-*)
+tar -C "$source" -xf "$cache"/python3.13_*.debian.tar.xz
+grep -v '^#' "$source/debian/patches/series" | grep -E '^(CVE-|ssl-|dict-|traverse-|gchead-)' | while read -r name; do
+  run patch -d "$source" -p1 -i "$source/debian/patches/$name"
+done
+tar -C "$work" -xf "$cache"/libcap2_*.orig.tar.xz
+libcap=$(echo "$work"/libcap-*)/libcap
+tar -C "$work" -xf "$prctl"
+# musl-gcc knows no header of the kernel, and is asked for a directory of the GNU library's.
+mkdir "$work/headers" "$work/build" "$work/build/Modules" "$work/made"
+for name in linux asm-generic asm; do
+  found=$(echo "#include <$name/types.h>" | cc -E -xc - | sed -n "s|^# 1 \"\(/.*/$name\)/types.h\".*|\1|p" | head -n 1)
+  ln -s "$found" "$work/headers/$name"
+done
+cat >"$work/cc" <<END
+#!/bin/sh
+case " \$* " in *" --print-multiarch "*) exit 0 ;; esac
+exec musl-gcc -idirafter $work/headers "\$@"
+END
+chmod 0755 "$work/cc"
+flags="-O2 -fno-pie -ffile-prefix-map=$work=."
+cat >"$work/build/Modules/Setup.local" <<'END'
+*static*
+_datetime _datetimemodule.c
+_json _json.c
+_struct _struct.c
+array arraymodule.c
+binascii binascii.c
+fcntl fcntlmodule.c
+math mathmodule.c
+mmap mmapmodule.c
+resource resource.c
+select selectmodule.c
+END
+cd "$work/build"
+run env PKG_CONFIG=false SOURCE_DATE_EPOCH=0 "$source/configure" -q "CC=$work/cc" "CFLAGS=$flags" 'LDFLAGS=-static -no-pie' --disable-shared \
+  --without-ensurepip --without-mimalloc --disable-test-modules --without-doc-strings --without-readline
+run env SOURCE_DATE_EPOCH=0 make -s -j "$(nproc)" MODULE_BINASCII_CFLAGS= MODULE_BINASCII_LDFLAGS= libpython3.13.a
+run make -s -C "$libcap" libcap.a "CC=$work/cc $flags" BUILD_CC=cc USE_GPERF=no SHARED=no PTHREADS=no
+"$python" -I -c 'import os
+for number in range(134): print(f"[{number}] = \"{os.strerror(number)}\",")' >errors.h
+for unit in "$here/snapshot.c" "$work"/python-prctl-*/_prctlmodule.c; do
+  # shellcheck disable=SC2086 # words
+  run "$work/cc" $flags -fstack-protector-strong -std=gnu11 -D_GNU_SOURCE -DHAVE_CONFIG_H -DHAVE_SYS_CAPABILITY_H -I"$source/Include" -I. \
+    -I"$libcap/include" -c "$unit" -o "${unit##*/}.o"
+done
+run "$work/cc" -static -no-pie -s -o "$work/made/snapshot" snapshot.c.o _prctlmodule.c.o libpython3.13.a "$libcap/libcap.a" -lm \
+  -Wl,--gc-sections,--wrap=strerror,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free "-Wl,-T,$here/snapshot.ld" \
+  -Wl,-z,norelro,-z,noexecstack,--build-id=none
+cp -R "$source/Lib" "$work/made/library"
+rm -rf "$work/made/library/test" "$work/made/library/idlelib"
+find "$work/made/library" -name __pycache__ -prune -exec rm -rf {} +
+cp "$source/LICENSE" "$work/made/LICENSE"
+chmod 0755 "$work/made"
+mv "$work/made" "$cache/$id"
+echo "$cache/$id"

@@ -1,0 +1,327 @@
+/* A Python interpreter that is kept started: packaging/snapshot/build.sh makes it, take.py says what it loads.
+ *
+ * Run as  snapshot TAKE.PY FILE SEED PYTHON LIBRARY WORD...  a new interpreter executes TAKE.PY, which finds the words
+ * in sys.words, and writes its memory to FILE; assemble.py puts that into the program's own file.  SEED: of its hashes.
+ * LIBRARY: its standard library.  The program made so is called like PYTHON, the interpreter it stands for:
+ *
+ *     PYTHON -I -S -c CODE PROGRAM WORD...
+ *
+ * It calls the function that take.py has prepared for CODE.  Without one for this CODE, or under a locale that is not
+ * UTF-8, it executes PYTHON with the same words, before it has done anything else.
+ *
+ * What is kept is Python's own data (.python) and heap (.python_heap): snapshot.ld gives both fixed addresses.  The C
+ * library's data is not kept.  So it starts as in every program: its random canary, vDSO, environment, standard streams
+ * and locks are those of this process. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+PyMODINIT_FUNC PyInit__prctl(void);
+extern char python_data_begin[], python_data_end[], python_heap_begin[], python_heap_end[]; /* snapshot.ld */
+static char *heap_top = python_heap_begin;
+
+static struct kept {
+	int taken;
+	PyThreadState *thread;
+	pthread_key_t key; /* of PyGILState_Ensure: by it the thread finds its state */
+	PyObject *start; /* called with the arguments and the environment; returns the exit status */
+} kept;
+
+/* Memory: from .python_heap while the snapshot is made.  Afterwards what is new comes from the C library, and what is
+ * kept is never given back.  Each block has its size in front.  (The linker's --wrap leads all calls here.) */
+enum { ALIGNMENT = 16 };
+
+static int is_kept(const void *block)
+{
+	return (char *)block >= python_heap_begin && (char *)block < python_heap_end;
+}
+
+static void *take_block(size_t size, size_t alignment)
+{
+	char *block = (char *)(((uintptr_t)heap_top + ALIGNMENT + alignment - 1) & ~(alignment - 1));
+	if (size > (size_t)(python_heap_end - block))
+		return NULL;
+	heap_top = block + size;
+	((size_t *)block)[-1] = size;
+	return block;
+}
+
+/* Blocks that were given back while the snapshot is made, by their class: they are taken again. */
+static void *free_blocks[1 << 10];
+
+/* Round a size up to one of eight between two powers of two, and return the number of its class. */
+static unsigned find_class(size_t *size)
+{
+	unsigned bits = *size < 1 << 7 ? 7 : 63 - (unsigned)__builtin_clzl(*size), shift = bits - 3;
+	*size = (*size + (1ul << shift) - !!*size) >> shift << shift;
+	return shift << 4 | (unsigned)(*size >> shift);
+}
+
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size)
+{
+	if (kept.taken)
+		return __real_malloc(size);
+	unsigned class = find_class(&size);
+	void **block = free_blocks[class];
+	if (!block)
+		return take_block(size, ALIGNMENT);
+	free_blocks[class] = *block;
+	return block;
+}
+
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size)
+{
+	size_t bytes;
+	if (kept.taken)
+		return __real_calloc(count, size);
+	void *block = __builtin_mul_overflow(count, size, &bytes) ? NULL : __wrap_malloc(bytes);
+	return block ? memset(block, 0, bytes) : NULL;
+}
+
+void __real_free(void *block);
+void __wrap_free(void *block)
+{
+	if (!is_kept(block))
+		__real_free(block);
+	else if (!kept.taken) {
+		size_t size = ((size_t *)block)[-1];
+		unsigned class = find_class(&size);
+		memset(block, 0, size); /* no address of the past stays in it */
+		*(void **)block = free_blocks[class];
+		free_blocks[class] = block;
+	}
+}
+
+void *__real_realloc(void *block, size_t size);
+void *__wrap_realloc(void *block, size_t size)
+{
+	if (!block)
+		return __wrap_malloc(size);
+	if (!is_kept(block))
+		return __real_realloc(block, size);
+	size_t had = ((size_t *)block)[-1];
+	if (size <= had)
+		return block;
+	void *moved = __wrap_malloc(size);
+	if (moved) {
+		memcpy(moved, block, had);
+		__wrap_free(block);
+	}
+	return moved;
+}
+
+/* Arenas of pymalloc, all of one size, whose pools begin at multiples of 16 KiB; one that was given back is taken again. */
+static void *free_arenas[1 << 8];
+static int free_arena_count;
+
+static void *arena_alloc(void *context, size_t size)
+{
+	(void)context;
+	if (!kept.taken)
+		return free_arena_count ? free_arenas[--free_arena_count] : take_block(size, 1 << 14);
+	void *arena = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return arena == MAP_FAILED ? NULL : arena;
+}
+
+static void arena_free(void *context, void *arena, size_t size)
+{
+	(void)context;
+	if (!is_kept(arena))
+		munmap(arena, size);
+	else if (!kept.taken && free_arena_count < (int)(sizeof free_arenas / sizeof *free_arenas))
+		free_arenas[free_arena_count++] = memset(arena, 0, size);
+}
+
+/* The module _syscall: system calls without ctypes, for ocigpu/system/foreign.py. */
+static PyObject *call(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+	(void)self;
+	long values[7] = {0};
+	Py_buffer views[7];
+	int viewed = 0;
+	if (count < 1 || count > 7)
+		return PyErr_Format(PyExc_TypeError, "call() takes a number and at most 6 arguments");
+	for (Py_ssize_t i = 0; i < count; i++) {
+		PyObject *argument = arguments[i];
+		if (PyLong_Check(argument))
+			values[i] = (long)PyLong_AsUnsignedLongMask(argument);
+		else if (argument != Py_None && !PyObject_GetBuffer(argument, &views[viewed], PyBUF_SIMPLE))
+			values[i] = (long)views[viewed++].buf;
+		if (PyErr_Occurred())
+			break;
+	}
+	long result = -1;
+	if (!PyErr_Occurred()) {
+		Py_BEGIN_ALLOW_THREADS
+		result = syscall(values[0], values[1], values[2], values[3], values[4], values[5], values[6]);
+		Py_END_ALLOW_THREADS
+		if (result == -1)
+			PyErr_SetFromErrno(PyExc_OSError);
+	}
+	while (viewed)
+		PyBuffer_Release(&views[--viewed]);
+	return PyErr_Occurred() ? NULL : PyLong_FromLong(result);
+}
+
+static PyObject *address(PyObject *self, PyObject *buffer)
+{
+	(void)self;
+	Py_buffer view;
+	if (PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE))
+		return NULL;
+	PyObject *found = PyLong_FromVoidPtr(view.buf);
+	PyBuffer_Release(&view);
+	return found;
+}
+
+static PyObject *set_start(PyObject *self, PyObject *start)
+{
+	(void)self;
+	kept.start = Py_NewRef(start);
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+	{"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
+	{"address", address, METH_O, NULL},
+	{"set_start", set_start, METH_O, NULL}, /* for take.py */
+	{NULL},
+};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_syscall", NULL, 0, methods};
+static PyObject *init_syscall(void) { return PyModuleDef_Init(&definition); }
+
+/* The C library's texts for errors, as the ordinary interpreter has them: build.sh writes the list. */
+const char *__real_strerror(int number);
+const char *__wrap_strerror(int number)
+{
+	static const char *const texts[] = {
+#include "errors.h"
+	};
+	const char *text = number >= 0 && (size_t)number < sizeof texts / sizeof *texts ? texts[number] : NULL;
+	return text ? text : __real_strerror(number);
+}
+
+static void check(PyStatus status)
+{
+	if (PyStatus_Exception(status))
+		Py_ExitStatusException(status);
+}
+
+static int write_all(int file, const char *begin, const char *end)
+{
+	while (begin < end) {
+		ssize_t written = write(file, begin, (size_t)(end - begin));
+		if (written < 0)
+			return -1;
+		begin += written;
+	}
+	return 0;
+}
+
+/* Execute a script in a new interpreter, and write the memory that is to be kept: size of data, size of heap, both. */
+static int take(char **words)
+{
+	PyObjectArenaAllocator arenas = {NULL, arena_alloc, arena_free};
+	PyObject_SetArenaAllocator(&arenas);
+	PyPreConfig before;
+	PyPreConfig_InitIsolatedConfig(&before);
+	before.utf8_mode = 1;
+	check(Py_PreInitialize(&before));
+	PyImport_AppendInittab("_syscall", init_syscall);
+	PyImport_AppendInittab("_prctl", PyInit__prctl);
+	PyConfig config;
+	PyConfig_InitIsolatedConfig(&config);
+	config.site_import = config.pathconfig_warnings = config.parse_argv = config.write_bytecode = 0;
+	config.buffered_stdio = 1;
+	config.use_hash_seed = 1;
+	config.hash_seed = strtoul(words[3], NULL, 10);
+	config.module_search_paths_set = 1;
+	check(PyConfig_SetBytesString(&config, &config.executable, words[4]));
+	check(PyConfig_SetBytesString(&config, &config.home, "/"));
+	wchar_t *library = Py_DecodeLocale(words[5], NULL);
+	check(PyWideStringList_Append(&config.module_search_paths, library));
+	check(Py_InitializeFromConfig(&config));
+	PyConfig_Clear(&config);
+	PyObject *list = PyList_New(0);
+	for (char **word = words + 6; *word; word++)
+		PyList_Append(list, PyUnicode_FromString(*word));
+	PySys_SetObject("words", list);
+	FILE *script = fopen(words[1], "r");
+	if (!script || PyRun_SimpleFileExFlags(script, "take.py", 1, NULL) || !kept.start)
+		return 1;
+	PyMem_RawFree(library);
+	while (pthread_getspecific(kept.key) != PyThreadState_Get())
+		kept.key++;
+	PyOS_BeforeFork();
+	kept.thread = PyEval_SaveThread();
+	kept.taken = 1;
+	memset(free_blocks, 0, sizeof free_blocks);
+	size_t sizes[2] = {(size_t)(python_data_end - python_data_begin), (size_t)(heap_top - python_heap_begin)};
+	int file = open(words[2], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	return file < 0 || write_all(file, (char *)sizes, (char *)(sizes + 2)) ||
+		write_all(file, python_data_begin, python_data_end) || write_all(file, python_heap_begin, heap_top);
+}
+
+/* Whether names of files are UTF-8, as the ordinary interpreter takes them: it is so under the locale C too. */
+static int is_utf8(void)
+{
+	const char *locale = getenv("LC_ALL");
+	if (!locale || !*locale)
+		locale = getenv("LC_CTYPE");
+	if (!locale || !*locale)
+		locale = getenv("LANG");
+	return !locale || !*locale || !strcmp(locale, "C") || !strcmp(locale, "POSIX") || strcasestr(locale, "utf-8") ||
+		strcasestr(locale, "utf8");
+}
+
+static PyObject *list_of(char **texts)
+{
+	PyObject *list = PyList_New(0);
+	for (; list && *texts; texts++) {
+		PyObject *text = PyBytes_FromString(*texts);
+		if (!text || PyList_Append(list, text))
+			return NULL;
+		Py_DECREF(text);
+	}
+	return list;
+}
+
+int main(int count, char **words)
+{
+	if (!kept.taken)
+		return count < 6 ? 2 : take(words);
+	if (count < 6 || !is_utf8())
+		goto ordinary;
+	signal(SIGPIPE, SIG_IGN); /* as Py_Initialize does */
+	signal(SIGXFSZ, SIG_IGN);
+	pthread_key_t key;
+	do
+		if (pthread_key_create(&key, NULL))
+			goto ordinary;
+	while (key != kept.key);
+	pthread_setspecific(key, kept.thread);
+	kept.thread->thread_id = PyThread_get_thread_ident();
+	PyEval_RestoreThread(kept.thread);
+	PyOS_AfterFork_Child(); /* this process has other threads: its locks, keys and numbers are made anew */
+	PyObject *arguments = list_of(words), *environment = list_of(environ), *status = NULL;
+	if (arguments && environment)
+		status = PyObject_CallFunctionObjArgs(kept.start, arguments, environment, NULL);
+	if (!status)
+		PyErr_Print();
+	else if (status != Py_None)
+		_exit((int)PyLong_AsLong(status));
+	else
+		goto ordinary;
+	_exit(1);
+ordinary:
+	if (count)
+		execv(words[0], words);
+	dprintf(2, "%s: OCIGPU-INT-3: cannot be executed: %s\n", count ? words[0] : "ocigpu", strerror(errno));
+	_exit(127);
+}
