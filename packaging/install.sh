@@ -25,8 +25,8 @@
 #                  looked for when DIR is /usr/local or /usr; nothing is enabled or started
 # --kubernetes     also installs what the parts for Kubernetes and tenants need: requirements-kubernetes.txt
 # --shell-stubs    what is in front of shim and hook is a script, as where there is no C compiler (packaging/stub.sh)
-# --snapshot MADE  also makes ocigpu-python, which shim and hook start in place of the interpreter; of what
-#                  packaging/snapshot/build.sh has made
+# --snapshot MADE  also makes ocigpu-python, which shim and hook start in place of the interpreter, of what
+#                  packaging/snapshot/build.sh has made; SNAPSHOT=yes in the environment has it made
 # --python FILE    the interpreter (default: found by packaging/find-python.sh)
 set -eu
 umask 022 # other users run the shim too (rootless containers)
@@ -166,6 +166,7 @@ else
   site=$("$venv/bin/python" -I -c 'import prctl, os; print(os.path.dirname(prctl.__file__))')
   interpreter=$("$venv/bin/python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
 fi
+case ${SNAPSHOT:-no} in no) ;; *) [ -n "$stage$snapshot" ] || snapshot=$("$here/snapshot/build.sh" "$interpreter") ;; esac
 [ ! -w "$stage$library/ocigpu" ] || "$interpreter" -I -S -B "$here/byte_code.py" "$stage$library" ${stage:+"$library"}
 # What Python cannot start without.  Of a package's it is the package manager that has it, in one place or another.
 encodings=$interpreter

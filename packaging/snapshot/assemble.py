@@ -12,7 +12,7 @@ import sys
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 PT_LOAD, PF_W, PAGE = 1, 2, 1 << 16
-SIZES = struct.Struct("<QQ")
+SIZES = struct.Struct("<QQQ")
 
 
 def assemble(program: bytes, memory: bytes) -> bytes:
@@ -21,15 +21,15 @@ def assemble(program: bytes, memory: bytes) -> bytes:
     begin, size, count = header[5], header[9], header[10]
     table = [list(PROGRAM_HEADER.unpack_from(program, begin + i * size)) for i in range(count)]
     _, data, heap = (row for row in table if row[0] == PT_LOAD and row[1] & PF_W)
-    sizes = SIZES.unpack_from(memory)
-    if data[6] != sizes[0] or heap[6] < sizes[1] or len(memory) != SIZES.size + sum(sizes):
+    *sizes, room = SIZES.unpack_from(memory)
+    if data[6] != sizes[0] or heap[6] < room or len(memory) != SIZES.size + sum(sizes):
         raise ValueError(f"the memory of {sizes} bytes is not of this program: {data[6]}, {heap[6]}")
     end = max(row[2] + row[5] for row in table if row[0] == PT_LOAD and row not in (data, heap))
     parts = [program[:end]]
     at, taken = end, SIZES.size
     for row, length in zip((data, heap), sizes, strict=True):
         gap = -at % PAGE
-        row[2], row[5], row[6] = at + gap, length, length
+        row[2], row[5], row[6] = at + gap, length, room if row is heap else length
         parts += [bytes(gap), memory[taken : taken + length]]
         at, taken = at + gap + length, taken + length
     header[6] = header[11] = header[12] = header[13] = 0  # no sections

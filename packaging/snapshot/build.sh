@@ -1,12 +1,17 @@
 #!/bin/sh
-# build.sh PYTHON PRCTL: prints the directory of what take.sh needs, made once for each state of what it is made of: the
-# program snapshot, linked statically with musl, and its standard library.  PYTHON: the ordinary interpreter, whose words
-# for errors it takes.  PRCTL: the source of python-prctl (tar.gz).  Takes some three minutes of two processors; needs
-# musl-gcc, make, patch and, for sources.txt, Debian's archive, and keeps all in ~/.cache/ocigpu/snapshot.
+# build.sh PYTHON: prints the directory of what take.sh needs, made once for each state of what it is made of: the program
+# snapshot, linked statically with musl, and its standard library.  PYTHON: the ordinary interpreter, whose words for
+# errors it takes.  Takes some three minutes of two processors; needs musl-gcc, make, patch and, for sources.txt, Debian's
+# archive, and keeps all in ~/.cache/ocigpu/snapshot.  SNAPSHOT=DIR: such a directory, made before.
 set -eu
 umask 022
 here=$(cd "$(dirname "$0")" && pwd)
-python=$1 prctl=$2
+python=$1
+if [ -d "${SNAPSHOT:-}" ]; then
+  echo "$SNAPSHOT"
+  exit 0
+fi
+prctl=$(echo "$("$here/../vendored.sh" "$python")"/source/python[-_]prctl-*.tar.gz)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/ocigpu/snapshot
 id=$({ cat "$here/build.sh" "$here/sources.txt" "$here/snapshot.c" "$here/snapshot.ld" "$prctl"; musl-gcc -v 2>&1; uname -m; } | sha256sum | cut -c1-16)
 if [ -d "$cache/$id" ]; then
@@ -14,6 +19,7 @@ if [ -d "$cache/$id" ]; then
   exit 0
 fi
 mkdir -p "$cache"
+find "$cache" -mindepth 1 -maxdepth 1 -type d -mtime +7 -exec rm -rf {} + # of former states, and of what was killed
 work=$(mktemp -d "$cache/new.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM

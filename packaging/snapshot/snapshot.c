@@ -22,7 +22,7 @@
 
 PyMODINIT_FUNC PyInit__prctl(void);
 extern char python_data_begin[], python_data_end[], python_heap_begin[], python_heap_end[]; /* snapshot.ld */
-static char *heap_top = python_heap_begin;
+static char *heap_top = python_heap_begin, *heap_end = python_heap_end;
 
 static struct kept {
 	int taken;
@@ -31,27 +31,19 @@ static struct kept {
 	PyObject *start; /* called with the arguments and the environment; returns the exit status */
 } kept;
 
-/* Memory: from .python_heap while the snapshot is made.  Afterwards what is new comes from the C library, and what is
- * kept is never given back.  Each block has its size in front.  (The linker's --wrap leads all calls here.) */
-enum { ALIGNMENT = 16 };
+/* Memory: all of malloc's is from .python_heap, before the snapshot is taken and after it (the linker's --wrap leads the
+ * calls here), except what has no room there.  Each block has its size in front; blocks that were given back are taken
+ * again, by their class. */
+enum { ALIGNMENT = 16, ROOM = 32 << 20 }; /* ROOM: bytes of the heap that a start may need */
+static void *free_blocks[1 << 10];
+static pthread_mutex_t heap_lock = PTHREAD_MUTEX_INITIALIZER;
+static void lock_heap(void) { pthread_mutex_lock(&heap_lock); }
+static void unlock_heap(void) { pthread_mutex_unlock(&heap_lock); }
 
-static int is_kept(const void *block)
+static int is_ours(const void *block)
 {
 	return (char *)block >= python_heap_begin && (char *)block < python_heap_end;
 }
-
-static void *take_block(size_t size, size_t alignment)
-{
-	char *block = (char *)(((uintptr_t)heap_top + ALIGNMENT + alignment - 1) & ~(alignment - 1));
-	if (size > (size_t)(python_heap_end - block))
-		return NULL;
-	heap_top = block + size;
-	((size_t *)block)[-1] = size;
-	return block;
-}
-
-/* Blocks that were given back while the snapshot is made, by their class: they are taken again. */
-static void *free_blocks[1 << 10];
 
 /* Round a size up to one of eight between two powers of two, and return the number of its class. */
 static unsigned find_class(size_t *size)
@@ -61,25 +53,36 @@ static unsigned find_class(size_t *size)
 	return shift << 4 | (unsigned)(*size >> shift);
 }
 
-void *__real_malloc(size_t size);
-void *__wrap_malloc(size_t size)
+static void *take_block(size_t size, size_t alignment)
 {
-	if (kept.taken)
-		return __real_malloc(size);
-	unsigned class = find_class(&size);
-	void **block = free_blocks[class];
-	if (!block)
-		return take_block(size, ALIGNMENT);
-	free_blocks[class] = *block;
+	char *block = (char *)(((uintptr_t)heap_top + ALIGNMENT + alignment - 1) & ~(alignment - 1));
+	if (block > heap_end || size > (size_t)(heap_end - block))
+		return NULL;
+	heap_top = block + size;
+	((size_t *)block)[-1] = size;
 	return block;
 }
 
-void *__real_calloc(size_t count, size_t size);
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size)
+{
+	size_t rounded = size;
+	if (size > (size_t)(python_heap_end - python_heap_begin))
+		return __real_malloc(size);
+	unsigned class = find_class(&rounded);
+	lock_heap();
+	void **block = free_blocks[class];
+	if (block)
+		free_blocks[class] = *block;
+	else
+		block = take_block(rounded, ALIGNMENT);
+	unlock_heap();
+	return block ? block : __real_malloc(size);
+}
+
 void *__wrap_calloc(size_t count, size_t size)
 {
 	size_t bytes;
-	if (kept.taken)
-		return __real_calloc(count, size);
 	void *block = __builtin_mul_overflow(count, size, &bytes) ? NULL : __wrap_malloc(bytes);
 	return block ? memset(block, 0, bytes) : NULL;
 }
@@ -87,15 +90,18 @@ void *__wrap_calloc(size_t count, size_t size)
 void __real_free(void *block);
 void __wrap_free(void *block)
 {
-	if (!is_kept(block))
+	if (!is_ours(block)) {
 		__real_free(block);
-	else if (!kept.taken) {
-		size_t size = ((size_t *)block)[-1];
-		unsigned class = find_class(&size);
-		memset(block, 0, size); /* no address of the past stays in it */
-		*(void **)block = free_blocks[class];
-		free_blocks[class] = block;
+		return;
 	}
+	size_t size = ((size_t *)block)[-1];
+	unsigned class = find_class(&size);
+	if (!kept.taken)
+		memset(block, 0, size); /* no address of the past stays in it */
+	lock_heap();
+	*(void **)block = free_blocks[class];
+	free_blocks[class] = block;
+	unlock_heap();
 }
 
 void *__real_realloc(void *block, size_t size);
@@ -103,7 +109,7 @@ void *__wrap_realloc(void *block, size_t size)
 {
 	if (!block)
 		return __wrap_malloc(size);
-	if (!is_kept(block))
+	if (!is_ours(block))
 		return __real_realloc(block, size);
 	size_t had = ((size_t *)block)[-1];
 	if (size <= had)
@@ -123,19 +129,21 @@ static int free_arena_count;
 static void *arena_alloc(void *context, size_t size)
 {
 	(void)context;
-	if (!kept.taken)
-		return free_arena_count ? free_arenas[--free_arena_count] : take_block(size, 1 << 14);
-	void *arena = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	return arena == MAP_FAILED ? NULL : arena;
+	if (free_arena_count)
+		return free_arenas[--free_arena_count];
+	lock_heap();
+	void *arena = take_block(size, 1 << 14);
+	unlock_heap();
+	return arena;
 }
 
 static void arena_free(void *context, void *arena, size_t size)
 {
 	(void)context;
-	if (!is_kept(arena))
-		munmap(arena, size);
-	else if (!kept.taken && free_arena_count < (int)(sizeof free_arenas / sizeof *free_arenas))
-		free_arenas[free_arena_count++] = memset(arena, 0, size);
+	if (!kept.taken)
+		memset(arena, 0, size);
+	if (free_arena_count < (int)(sizeof free_arenas / sizeof *free_arenas))
+		free_arenas[free_arena_count++] = arena;
 }
 
 /* The module _syscall: system calls without ctypes, for ocigpu/system/foreign.py. */
@@ -180,6 +188,48 @@ static PyObject *address(PyObject *self, PyObject *buffer)
 	return found;
 }
 
+/* Objects whose count of references changes no more (PEP 683): the memory that they are in is not written at a start. */
+struct visited { PyObject **objects; size_t count, room; };
+
+static int visit(PyObject *object, void *visited)
+{
+	struct visited *all = visited;
+	if (!object || _Py_IsImmortal(object))
+		return 0;
+	if (all->count == all->room) {
+		PyObject **more = PyMem_Realloc(all->objects, (all->room += all->room + 4096) * sizeof *more);
+		if (!more)
+			return -1;
+		all->objects = more;
+	}
+	object->ob_refcnt = _Py_IMMORTAL_REFCNT;
+	all->objects[all->count++] = object;
+	return 0;
+}
+
+/* Make immortal what is in a list, and all that this refers to; the list itself is not. */
+static PyObject *make_immortal(PyObject *self, PyObject *list)
+{
+	(void)self;
+	struct visited all = {0};
+	for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
+		visit(PyList_GET_ITEM(list, i), &all);
+	for (size_t i = 0; i < all.count; i++) {
+		PyObject *object = all.objects[i];
+		if (PyCode_Check(object)) { /* not of the garbage collector's kind */
+			PyCodeObject *code = (PyCodeObject *)object;
+			PyObject *parts[] = {code->co_consts, code->co_names, code->co_exceptiontable, code->co_localsplusnames,
+				code->co_localspluskinds, code->co_filename, code->co_name, code->co_qualname, code->co_linetable};
+			for (size_t part = 0; part < sizeof parts / sizeof *parts; part++)
+				visit(parts[part], &all);
+		} else if (Py_TYPE(object)->tp_traverse && Py_TYPE(object) != &PyFrame_Type)
+			Py_TYPE(object)->tp_traverse(object, visit, &all);
+	}
+	size_t count = all.count;
+	PyMem_Free(all.objects);
+	return PyLong_FromSize_t(count);
+}
+
 static PyObject *set_start(PyObject *self, PyObject *start)
 {
 	(void)self;
@@ -190,7 +240,8 @@ static PyObject *set_start(PyObject *self, PyObject *start)
 static PyMethodDef methods[] = {
 	{"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
 	{"address", address, METH_O, NULL},
-	{"set_start", set_start, METH_O, NULL}, /* for take.py */
+	{"make_immortal", make_immortal, METH_O, NULL}, /* for take.py, as the next */
+	{"set_start", set_start, METH_O, NULL},
 	{NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_syscall", NULL, 0, methods};
@@ -224,7 +275,8 @@ static int write_all(int file, const char *begin, const char *end)
 	return 0;
 }
 
-/* Execute a script in a new interpreter, and write the memory that is to be kept: size of data, size of heap, both. */
+/* Execute a script in a new interpreter, and write the memory that is to be kept: size of data, size of heap, size it may have,
+ * both contents. */
 static int take(char **words)
 {
 	PyObjectArenaAllocator arenas = {NULL, arena_alloc, arena_free};
@@ -261,10 +313,11 @@ static int take(char **words)
 	PyOS_BeforeFork();
 	kept.thread = PyEval_SaveThread();
 	kept.taken = 1;
-	memset(free_blocks, 0, sizeof free_blocks);
-	size_t sizes[2] = {(size_t)(python_data_end - python_data_begin), (size_t)(heap_top - python_heap_begin)};
+	size_t used = (size_t)(heap_top - python_heap_begin);
+	size_t sizes[3] = {(size_t)(python_data_end - python_data_begin), used, used + ROOM};
+	heap_end = heap_top + ROOM;
 	int file = open(words[2], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-	return file < 0 || write_all(file, (char *)sizes, (char *)(sizes + 2)) ||
+	return file < 0 || write_all(file, (char *)sizes, (char *)(sizes + 3)) ||
 		write_all(file, python_data_begin, python_data_end) || write_all(file, python_heap_begin, heap_top);
 }
 
@@ -298,6 +351,7 @@ int main(int count, char **words)
 		return count < 6 ? 2 : take(words);
 	if (count < 6 || !is_utf8())
 		goto ordinary;
+	pthread_atfork(lock_heap, unlock_heap, unlock_heap); /* another thread may be in malloc */
 	signal(SIGPIPE, SIG_IGN); /* as Py_Initialize does */
 	signal(SIGXFSZ, SIG_IGN);
 	pthread_key_t key;

@@ -4,13 +4,13 @@ LIBRARY LIBRARY-NOW SITE SITE-NOW STUB...: the directory of our package and that
 where they are; and the stubs of PROGRAMS as scripts: they have the code that the interpreter is given.
 """
 
+import _imp
 import gc
 import importlib.util
 import marshal
 import os
 import sys
 
-import _imp
 import _syscall
 
 PROGRAMS = ("ocigpu.runtime", "ocigpu.hook")
@@ -71,7 +71,7 @@ def apart(function: object, *arguments: str) -> object:
         os._exit(0)
     os.close(pipe)
     with open(ours, "rb") as file:
-        result = marshal.load(file)
+        result = marshal.load(file)  # noqa: S302 - our own child's
     os.wait()
     return result
 
@@ -174,8 +174,11 @@ sys.path[:] = [library, site]
 del sys.meta_path[2:]  # nothing is imported from files any more
 sys.path_hooks.clear()
 sys.path_importer_cache.clear()
-del sys.words, Finder, read, apart, compile_file, find_imports, vendors_names, import_whole, read_code, stubs
+del sys.words
+for name in ("Finder", "read", "apart", "compile_file", "find_imports", "vendors_names", "import_whole", "read_code"):
+    del globals()[name]
 _syscall.set_start(begin)
 gc.disable()
 gc.collect()
+_syscall.make_immortal(gc.get_objects())
 gc.freeze()

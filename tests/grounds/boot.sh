@@ -1,7 +1,7 @@
 #!/bin/bash
 # boot.sh ROOT RUN REPOSITORY IMAGE: in a mount namespace of its own, builds the package in an overlay on ROOT and boots
 # systemd there as process 1 of private namespaces; run.sh calls it.  RUN/pid is process 1, RUN/booted a word of how it
-# went.  ROOT.kept: the tests' environment, of which packaging/bootstrap.sh knows when it is too old, and what pip fetched;
+# went.  ROOT.kept: the tests' environment, of which packaging/bootstrap.sh knows when it is too old, what pip fetched, and what a snapshot is made of;
 # RUN/kept: a new one.
 set -euo pipefail
 root=$1 run=$2 repository=$3 image=$4 new=$2/root
@@ -23,8 +23,9 @@ take_repository "$repository" "$new"
 # The README's first line, and what the tests need; the ground itself has no network.
 in_root "$new" sh -c 'make -C /root/ocigpu deb && /root/ocigpu/packaging/bootstrap.sh test'
 made=root/ocigpu/.venv/.ocigpu-ready
-cmp --quiet "$new/$made" "$root.kept/$made" ||
-  (mkdir "$run/kept" && cd "$new" && cp -a --parents root/ocigpu/.venv root/.cache/pip "$run/kept")
+snapshots=root/.cache/ocigpu/snapshot
+{ cmp --quiet "$new/$made" "$root.kept/$made" && [ "$(ls "$new/$snapshots")" = "$(ls "$root.kept/$snapshots" 2>/dev/null)" ]; } ||
+  (mkdir "$run/kept" && cd "$new" && cp -a --parents root/ocigpu/.venv root/.cache/pip "$snapshots" "$run/kept")
 
 cat >"$run/init" <<'INIT'
 #!/bin/bash
