@@ -52,6 +52,11 @@ cp packaging/stub.* packaging/ocigpu-runtime.* packaging/ocigpu-hook.* "$tree/us
 find "$tree/usr/share/man" -type f -exec gzip -9n {} +
 gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/ocigpu/changelog.gz"
 "$python" -I packaging/copyright.py "$tree$files/library/vendor" "$files/library/vendor" >"$tree/usr/share/doc/ocigpu/copyright"
+if [ -n "$snapshot" ]; then
+  mkdir "$tree/usr/share/doc/ocigpu/source/snapshot"
+  cp packaging/snapshot/* "$snapshot"/LICENSE* "$tree/usr/share/doc/ocigpu/source/snapshot"
+  cat packaging/snapshot/copyright >>"$tree/usr/share/doc/ocigpu/copyright"
+fi
 mkdir -p "$kubernetes/usr/lib/ocigpu" "$kubernetes/usr/share/doc/ocigpu-kubernetes"
 cp -R "$more" "$kubernetes/usr/lib/ocigpu/kubernetes"
 "$python" -I packaging/copyright.py "$more" /usr/lib/ocigpu/kubernetes ocigpu-kubernetes >"$kubernetes/usr/share/doc/ocigpu-kubernetes/copyright"

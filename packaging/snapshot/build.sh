@@ -14,11 +14,13 @@ fi
 prctl=$(echo "$("$here/../vendored.sh" "$python")"/source/python[-_]prctl-*.tar.gz)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/ocigpu/snapshot
 id=$({ cat "$here/build.sh" "$here/sources.txt" "$here/snapshot.c" "$here/snapshot.ld" "$prctl"; musl-gcc -v 2>&1; uname -m; } | sha256sum | cut -c1-16)
+mkdir -p "$cache"
+exec 9>"$cache/lock"
+flock 9 # another run may be building it
 if [ -d "$cache/$id" ]; then
   echo "$cache/$id"
   exit 0
 fi
-mkdir -p "$cache"
 find "$cache" -mindepth 1 -maxdepth 1 -type d -mtime +7 -exec rm -rf {} + # of former states, and of what was killed
 work=$(mktemp -d "$cache/new.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -95,7 +97,8 @@ run "$work/cc" -static -no-pie -s -o "$work/made/snapshot" snapshot.c.o _prctlmo
 cp -R "$source/Lib" "$work/made/library"
 rm -rf "$work/made/library/test" "$work/made/library/idlelib"
 find "$work/made/library" -name __pycache__ -prune -exec rm -rf {} +
-cp "$source/LICENSE" "$work/made/LICENSE"
+cp "$source/LICENSE" "$work/made/LICENSE.python"
+cp "$libcap/../License" "$work/made/LICENSE.libcap"
 chmod 0755 "$work/made"
 mv "$work/made" "$cache/$id"
 echo "$cache/$id"

@@ -34,7 +34,7 @@ static struct kept {
 /* Memory: all of malloc's is from .python_heap, before the snapshot is taken and after it (the linker's --wrap leads the
  * calls here), except what has no room there.  Each block has its size in front; blocks that were given back are taken
  * again, by their class. */
-enum { ALIGNMENT = 16, ROOM = 32 << 20 }; /* ROOM: bytes of the heap that a start may need */
+enum { ALIGNMENT = 16, ROOM = 8 << 20 }; /* ROOM: bytes for what a start adds to the heap; beyond it the C library's */
 static void *free_blocks[1 << 10];
 static pthread_mutex_t heap_lock = PTHREAD_MUTEX_INITIALIZER;
 static void lock_heap(void) { pthread_mutex_lock(&heap_lock); }

@@ -5,6 +5,7 @@ where they are; and the stubs of PROGRAMS as scripts: they have the code that th
 """
 
 import _imp
+import _thread
 import gc
 import importlib.util
 import marshal
@@ -177,6 +178,7 @@ sys.path_importer_cache.clear()
 del sys.words
 for name in ("Finder", "read", "apart", "compile_file", "find_imports", "vendors_names", "import_whole", "read_code"):
     del globals()[name]
+_thread.stack_size(1 << 20)  # as with the GNU library; musl's own default is 128 KiB
 _syscall.set_start(begin)
 gc.disable()
 gc.collect()

@@ -36,7 +36,7 @@ class Program(NamedTuple):
     def kind(self) -> str:
         """What it is: "shim" and "hook" (stubs), "python", "fork of python", "grep", "ldconfig"; else ""."""
         name = os.path.basename(self.path)
-        if name.startswith("python"):
+        if name.startswith("python") or name == "ocigpu-python":
             return "fork of python" if self.forked else "python"
         if self.forked:
             return ""

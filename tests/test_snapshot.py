@@ -1,0 +1,342 @@
+"""The interpreter that is kept started does what the ordinary one does: the same answers, files and containers."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support import requirements
+from support.fixtures import MakeBundle
+from support.process import run
+from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, write_stub
+
+pytestmark = [pytest.mark.rest, pytest.mark.root, pytest.mark.engine, pytest.mark.xdist_group("snapshot")]
+
+SNAPSHOT = REPOSITORY / "packaging/snapshot"
+BUNDLES = sorted(path.parent for path in (REPOSITORY / "tests/bundles").glob("*/config.json"))
+PLAIN = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+INTERPRETER = os.path.realpath(sys.executable)
+
+
+class Product(NamedTuple):
+    """A copy of the product whose stubs have a snapshot, and what that is made of."""
+
+    copy: PublicCopy
+    made: Path
+
+    @property
+    def hook(self) -> Path:
+        return self.copy.runtime.with_name("ocigpu-hook")
+
+    @property
+    def snapshot(self) -> Path:
+        return self.copy.runtime.with_name("ocigpu-python")
+
+
+def take(made: Path, target: Path, library: Path, stubs: Path, now: Path | None = None) -> None:
+    """Make a snapshot of a library that will be at a path, and is at another now."""
+    where = (library, now or library)
+    scripts = [
+        write_stub(stubs / f".{name}", "sh", name, library=library, site=library)
+        for name in ("ocigpu-runtime", "ocigpu-hook")
+    ]
+    done = run([SNAPSHOT / "take.sh", made, target, INTERPRETER, *where, *where, *scripts])
+    assert done.stderr == ""
+
+
+@pytest.fixture(scope="session")
+def product(session_directory: Path) -> Product:
+    requirements.require(requirements.root(), requirements.programs("gcc", "musl-gcc"))
+    # three minutes, unless it was built before
+    made = Path(run([SNAPSHOT / "build.sh", INTERPRETER], timeout=900).stdout.strip())
+    copy = make_public_copy(session_directory / "snapshot")
+    programs = copy.runtime.parent
+    take(made, programs / "ocigpu-python", copy.library, programs)
+    for name in ("ocigpu-runtime", "ocigpu-hook"):
+        write_stub(programs / name, library=copy.library, site=copy.library, snapshot=programs / "ocigpu-python")
+    return Product(copy, made)
+
+
+def executed(product: Product, words: list[str | Path], environment: dict[str, str], trace: Path) -> list[str]:
+    """Return the programs that a command executes, in order."""
+    run(
+        ["strace", "-f", "-qq", "-e", "trace=execve", "-e", "signal=none", "-o", trace, *words],
+        env=environment,
+        check=False,
+    )
+    return re.findall(r'execve\("([^"]+)"', trace.read_text())
+
+
+def test_the_stub_starts_it_and_no_interpreter(product: Product, tmp_path: Path) -> None:
+    words: list[str | Path] = [product.hook, "--version"]
+    assert executed(product, words, PLAIN, tmp_path / "trace") == [str(product.hook), str(product.snapshot)]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({"OCIGPU_NO_IMAGE": "1"}, id="switched off"),
+        pytest.param({"LC_ALL": "de_DE.ISO-8859-1"}, id="LC_ALL"),
+        pytest.param({"LC_CTYPE": "ja_JP.EUC-JP"}, id="LC_CTYPE"),
+        pytest.param({"LANG": "en_US"}, id="LANG"),
+    ],
+)
+def test_the_ordinary_interpreter_does_what_it_does_not(
+    product: Product, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    words: list[str | Path] = [product.hook, "--version"]
+    found = executed(product, words, {**PLAIN, **variables}, tmp_path / "trace")
+    assert (found[0], found[-1]) == (str(product.hook), INTERPRETER)
+
+
+@pytest.mark.parametrize("variables", [{"LC_ALL": "C"}, {"LANG": "de_DE.UTF-8"}, {"LC_ALL": "", "LC_CTYPE": "C.utf8"}])
+def test_names_in_utf_8_are_no_reason_to_do_without(
+    product: Product, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    words: list[str | Path] = [product.hook, "--version"]
+    assert executed(product, words, {**PLAIN, **variables}, tmp_path / "trace")[-1] == str(product.snapshot)
+
+
+def test_code_of_another_version_is_executed_by_the_ordinary_interpreter(product: Product) -> None:
+    """By the version's directory, which is in the code, snapshot and stub know each other."""
+    line = [INTERPRETER, "-I", "-S", "-c", "print('ordinary')", "ocigpu-hook", "--version"]
+    done = subprocess.run(line, executable=product.snapshot, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ordinary\n", "")
+
+
+def test_without_a_snapshot_the_stub_starts_the_interpreter(product: Product, tmp_path: Path) -> None:
+    stub = write_stub(
+        tmp_path / "ocigpu-hook", library=product.copy.library, site=product.copy.library, snapshot=tmp_path / "none"
+    )
+    assert run([stub, "--version"], env=PLAIN).stdout.startswith("ocigpu-hook ")
+
+
+def test_two_snapshots_have_the_same_bytes_and_nothing_of_the_builder(product: Product, tmp_path: Path) -> None:
+    """Wherever they are made: the library's directory is the one where it will be."""
+    texts = []
+    for name in ("one", "other"):
+        place = tmp_path / name / ("x" * 40 if name == "one" else "y")
+        shutil.copytree(product.copy.library, place / "lib", ignore=shutil.ignore_patterns("__pycache__"))
+        secret = {"HOME": "/home/secret-of-the-builder", "BUILDER": "secret-of-the-builder"}
+        os.environ.update(secret)
+        try:
+            take(product.made, place / "snapshot", Path("/usr/lib/ocigpu/versions/1/library"), place, place / "lib")
+        finally:
+            del os.environ["BUILDER"]
+            os.environ["HOME"] = "/root"
+        texts.append((place / "snapshot").read_bytes())
+    assert texts[0] == texts[1]
+    for word in (b"secret-of-the-builder", os.fsencode(tmp_path), os.fsencode(product.made), os.fsencode(REPOSITORY)):
+        assert word not in texts[0], word
+
+
+def test_it_has_no_address_of_the_process_that_it_was_taken_of(product: Product) -> None:
+    """Every word of its memory that could be an address is one of its own segments, of a fixed place in each start."""
+    content = product.snapshot.read_bytes()
+    begin, count = int.from_bytes(content[32:40], "little"), int.from_bytes(content[56:58], "little")
+    outside = 0
+    for at in range(begin, begin + 56 * count, 56):
+        kind, flags, offset, _, _, size, _, _ = (
+            int.from_bytes(content[at + first : at + last], "little")
+            for first, last in ((0, 4), (4, 8), (8, 16), (16, 24), (24, 32), (32, 40), (40, 48), (48, 56))
+        )
+        if kind == 1 and flags & 2:
+            words = memoryview(content[offset : offset + size // 8 * 8]).cast("Q")
+            # where stacks, mappings and the vDSO are, of x86-64 and of aarch64
+            outside += sum(
+                0x7F0000000000 <= word < 0x800000000000 or 0xFFFF00000000 <= word >> 8 << 8 < 0x1000000000000
+                for word in words
+            )
+    assert outside == 0
+
+
+def answers(words: list[str | Path], **options: object) -> list[tuple[int, bytes, bytes]]:
+    """Return status, output and errors of a command, with the snapshot and with the ordinary interpreter."""
+    found = []
+    for switch in ("", "1"):
+        environment = {**PLAIN, "OCIGPU_NO_IMAGE": switch, **options.get("env", {})}  # type: ignore[dict-item]
+        done = subprocess.run(words, capture_output=True, timeout=60, **{**options, "env": environment})  # type: ignore[call-overload]
+        found.append((done.returncode, done.stdout, done.stderr))
+    return found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"], ["--version"], ["help"], [], ["bogus"], ["--config"], ["--config", "/no/such/file", "prestart"],
+        ["--config", "\udcff", "prestart"], ["prestart"], ["poststop"], ["create-symlinks", "--bogus"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.parametrize("state", [b"", b"{}", b'{"pid": 1, "bundle": "/nowhere"}', b"[" * 100_000])
+def test_the_hook_says_the_same(product: Product, words: list[str], state: bytes) -> None:
+    with_snapshot, ordinary = answers([product.hook, *words], input=state)
+    assert with_snapshot == ordinary
+
+
+@pytest.mark.parametrize("name", ["ELOOP", "ENAMETOOLONG", "ENOTDIR"])
+def test_errors_have_the_words_of_the_systems_library(product: Product, tmp_path: Path, name: str) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    path = {"ELOOP": loop, "ENAMETOOLONG": tmp_path / ("x" * 300), "ENOTDIR": "/dev/null/x"}[name]
+    with_snapshot, ordinary = answers([product.hook, "--config", path, "prestart"])
+    assert with_snapshot == ordinary
+    assert ordinary[0] != 0
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_streams_are_no_difference(product: Product, closed: tuple[int, ...]) -> None:
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    script = f'exec "$0" "$@" {redirections}'
+    for words in (["prestart"], ["--version"], ["bogus"]):
+        with_snapshot, ordinary = answers(["sh", "-c", script, str(product.hook), *words])
+        assert with_snapshot == ordinary
+
+
+def shown_signals(pid: int) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return dict(re.findall(r"^(Sig(?:Ign|Cgt|Blk)):\t(\w+)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("ignored", [(), (signal.SIGHUP,), (signal.SIGINT, signal.SIGTERM)])
+def test_signals_are_handled_alike(product: Product, tmp_path: Path, ignored: tuple[int, ...]) -> None:
+    """What the caller ignores stays ignored; SIGINT ends it as it ends Python."""
+    found = []
+    for switch in ("", "1"):
+        fifo = tmp_path / f"fifo{switch}"
+        os.mkfifo(fifo)
+
+        def ignore() -> None:
+            for number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+
+        process = subprocess.Popen(
+            [product.hook, "prestart"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=ignore,  # noqa: PLW1509
+            env={**PLAIN, "OCIGPU_NO_IMAGE": switch},
+        )  # fmt: skip
+        wait_until_it_reads(process.pid)
+        shown = shown_signals(process.pid)
+        process.send_signal(signal.SIGINT)
+        if signal.SIGINT in ignored:
+            process.kill()
+        _, errors = process.communicate(timeout=30)
+        found.append((shown, process.returncode, errors))
+    assert found[0] == found[1]
+
+
+def wait_until_it_reads(pid: int) -> None:
+    """Wait until the process waits for the state on its standard input."""
+    for _ in range(600):
+        if "pipe_read" in Path(f"/proc/{pid}/wchan").read_text() or _reads(pid):
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError(Path(f"/proc/{pid}/stack").read_text())
+
+
+def _reads(pid: int) -> bool:
+    words = Path(f"/proc/{pid}/syscall").read_text().split()
+    return words[:2] in (["0", "0x0"], ["63", "0x0"]) or words[0] in ("7", "73")
+
+
+def make_root(directory: Path, bundle: Path) -> Path:
+    """Copy a bundle's configuration, with a root directory of its own."""
+    shutil.copytree(bundle, directory, ignore=shutil.ignore_patterns("case.json", "plan.json", "diff.json"))
+    config = json.loads((directory / "config.json").read_text())
+    if isinstance(config.get("root"), dict) and not os.path.isabs(config["root"].get("path", "")):
+        for name in ("usr/lib/x86_64-linux-gnu", "etc", "dev", "proc", "sys", "bin"):
+            (directory / config["root"]["path"] / name).mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def listing(directory: Path) -> dict[str, str]:
+    """Return all that is below a directory, by path: what a link says, or a file has."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file():
+            found[name] = path.read_bytes().hex()
+        else:
+            found[name] = oct(path.lstat().st_mode)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["spec", "hook", "cdi"])
+@pytest.mark.parametrize("bundle", BUNDLES, ids=[path.name for path in BUNDLES])
+def test_every_bundle_is_edited_alike(
+    product: Product, simulated_host: SimulatedHost, tmp_path: Path, bundle: Path, mode: str
+) -> None:
+    """The same config.json byte for byte, the same files, and the same words on both streams."""
+    settings = tmp_path / "config.toml"
+    text = simulated_host.settings.read_text()
+    settings.write_text(f'mode = "{mode}"\n{text}\n[runtime]\nruntimes = ["/bin/true"]\n')
+    found = []
+    place = tmp_path / "bundle"
+    for switch in ("", "1"):
+        make_root(place, bundle)
+        environment = {**PLAIN, "OCIGPU_CONFIG": str(settings), "OCIGPU_NO_IMAGE": switch}
+        words = [product.copy.runtime, "create", "--bundle", place, "c1"]
+        done = subprocess.run(words, env=environment, capture_output=True, timeout=60)
+        errors = re.sub(rb'time="[^"]*"', b"", done.stderr)
+        found.append((done.returncode, done.stdout, errors, without_path(listing(place))))
+        shutil.rmtree(place)
+    assert found[0] == found[1]
+
+
+def without_path(files: dict[str, str]) -> dict[str, str]:
+    """Take out the place where the hook waits, which is of one process: ocigpu/entry/prepared.py."""
+    text = bytes.fromhex(files["config.json"])
+    return {**files, "config.json": re.sub(rb"early-[0-9]+-[0-9a-f]+", b"early", text).decode()}
+
+
+def test_a_start_with_nothing_kept_asks_nvml_by_the_ordinary_interpreter(
+    product: Product, make_bundle: MakeBundle, simulated_host: SimulatedHost, tmp_path: Path
+) -> None:
+    """It can load no library: for that alone another process is started, and the container gets its GPUs."""
+    host = tmp_path / "host"
+    shutil.copytree(simulated_host.directory, host, symlinks=True)
+    settings = host / "config.toml"
+    text = settings.read_text().replace(str(simulated_host.directory), str(host))
+    settings.write_text(f'{text}\n[runtime]\nruntimes = ["/bin/true"]\n')
+    bundle = make_bundle(env=["NVIDIA_VISIBLE_DEVICES=all"])
+    environment = {**PLAIN, "OCIGPU_CONFIG": str(settings)}
+    words: list[str | Path] = [product.copy.runtime, "create", "--bundle", bundle, "c1"]
+    found = executed(product, words, environment, tmp_path / "trace")
+    assert found.count(INTERPRETER) == 1
+    assert found[-1] == "/bin/true"
+    assert "nvidia7" in (Path(str(bundle)) / "config.json").read_text()
+
+
+def test_thousands_of_starts_have_one_answer(product: Product) -> None:
+    """From several threads at once: no hang, no crash, no other answer."""
+    wrong: list[str] = []
+    expected = run([product.hook, "--help"], env=PLAIN).stdout
+
+    def start() -> None:
+        for _ in range(500):
+            done = subprocess.run([product.hook, "--help"], env=PLAIN, capture_output=True, text=True, timeout=60)
+            if (done.returncode, done.stdout, done.stderr) != (0, expected, ""):
+                wrong.append(f"{done.returncode} {done.stderr}")
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("mebibytes", [12, 16])
+def test_it_needs_little_memory(product: Product, mebibytes: int, make_bundle: MakeBundle) -> None:
+    """A start of the hook under a limit of its data segment; the ordinary interpreter has a peak above 12 MiB."""
+    script = f'ulimit -d {mebibytes * 1024 + 64 * 1024}; exec "$@"'
+    done = run(["sh", "-c", script, "sh", product.hook, "--help"], env=PLAIN)
+    assert done.stdout.startswith("usage: ocigpu-hook")
