@@ -15,7 +15,7 @@ import pytest
 from support import requirements
 from support.fixtures import MakeBundle
 from support.process import run
-from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, write_stub
+from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, make_simulated_host, write_stub
 
 pytestmark = [pytest.mark.rest, pytest.mark.root, pytest.mark.engine, pytest.mark.xdist_group("snapshot")]
 
@@ -119,7 +119,7 @@ def test_without_a_snapshot_the_stub_starts_the_interpreter(product: Product, tm
 
 
 def test_two_snapshots_have_the_same_bytes_and_nothing_of_the_builder(product: Product, tmp_path: Path) -> None:
-    """Wherever they are made: the library's directory is the one where it will be."""
+    """Wherever they are made.  Mappings and stacks are at random places, so no address of theirs is in it either."""
     texts = []
     for name in ("one", "other"):
         place = tmp_path / name / ("x" * 40 if name == "one" else "y")
@@ -135,26 +135,6 @@ def test_two_snapshots_have_the_same_bytes_and_nothing_of_the_builder(product: P
     assert texts[0] == texts[1]
     for word in (b"secret-of-the-builder", os.fsencode(tmp_path), os.fsencode(product.made), os.fsencode(REPOSITORY)):
         assert word not in texts[0], word
-
-
-def test_it_has_no_address_of_the_process_that_it_was_taken_of(product: Product) -> None:
-    """Every word of its memory that could be an address is one of its own segments, of a fixed place in each start."""
-    content = product.snapshot.read_bytes()
-    begin, count = int.from_bytes(content[32:40], "little"), int.from_bytes(content[56:58], "little")
-    outside = 0
-    for at in range(begin, begin + 56 * count, 56):
-        kind, flags, offset, _, _, size, _, _ = (
-            int.from_bytes(content[at + first : at + last], "little")
-            for first, last in ((0, 4), (4, 8), (8, 16), (16, 24), (24, 32), (32, 40), (40, 48), (48, 56))
-        )
-        if kind == 1 and flags & 2:
-            words = memoryview(content[offset : offset + size // 8 * 8]).cast("Q")
-            # where stacks, mappings and the vDSO are, of x86-64 and of aarch64
-            outside += sum(
-                0x7F0000000000 <= word < 0x800000000000 or 0xFFFF00000000 <= word >> 8 << 8 < 0x1000000000000
-                for word in words
-            )
-    assert outside == 0
 
 
 def answers(words: list[str | Path], **options: object) -> list[tuple[int, bytes, bytes]]:
@@ -202,7 +182,8 @@ def test_closed_streams_are_no_difference(product: Product, closed: tuple[int, .
 
 def shown_signals(pid: int) -> dict[str, str]:
     text = Path(f"/proc/{pid}/status").read_text()
-    return dict(re.findall(r"^(Sig(?:Ign|Cgt|Blk)):\t(\w+)$", text, re.MULTILINE))
+    masks = re.findall(r"^(Sig(?:Ign|Cgt|Blk)):\t(\w+)$", text, re.MULTILINE)
+    return {name: f"{int(mask, 16) & 0x7FFFFFFF:x}" for name, mask in masks}  # above are those of the C libraries
 
 
 @pytest.mark.parametrize("ignored", [(), (signal.SIGHUP,), (signal.SIGINT, signal.SIGTERM)])
@@ -298,21 +279,20 @@ def without_path(files: dict[str, str]) -> dict[str, str]:
 
 
 def test_a_start_with_nothing_kept_asks_nvml_by_the_ordinary_interpreter(
-    product: Product, make_bundle: MakeBundle, simulated_host: SimulatedHost, tmp_path: Path
+    product: Product, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
     """It can load no library: for that alone another process is started, and the container gets its GPUs."""
-    host = tmp_path / "host"
-    shutil.copytree(simulated_host.directory, host, symlinks=True)
-    settings = host / "config.toml"
-    text = settings.read_text().replace(str(simulated_host.directory), str(host))
-    settings.write_text(f'{text}\n[runtime]\nruntimes = ["/bin/true"]\n')
-    bundle = make_bundle(env=["NVIDIA_VISIBLE_DEVICES=all"])
+    host = make_simulated_host(tmp_path / "host", 8)
+    settings = tmp_path / "config.toml"
+    settings.write_text(f'{host.settings.read_text()}\n[runtime]\nruntimes = ["/bin/true"]\n')
+    bundle = make_bundle(["pause"], {"NVIDIA_VISIBLE_DEVICES": "all"})
     environment = {**PLAIN, "OCIGPU_CONFIG": str(settings)}
     words: list[str | Path] = [product.copy.runtime, "create", "--bundle", bundle, "c1"]
     found = executed(product, words, environment, tmp_path / "trace")
     assert found.count(INTERPRETER) == 1
     assert found[-1] == "/bin/true"
-    assert "nvidia7" in (Path(str(bundle)) / "config.json").read_text()
+    rules = json.loads((bundle / "config.json").read_text())["linux"]["resources"]["devices"]
+    assert sum(rule["allow"] for rule in rules) >= 8
 
 
 def test_thousands_of_starts_have_one_answer(product: Product) -> None:
@@ -334,9 +314,14 @@ def test_thousands_of_starts_have_one_answer(product: Product) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("mebibytes", [12, 16])
-def test_it_needs_little_memory(product: Product, mebibytes: int, make_bundle: MakeBundle) -> None:
-    """A start of the hook under a limit of its data segment; the ordinary interpreter has a peak above 12 MiB."""
-    script = f'ulimit -d {mebibytes * 1024 + 64 * 1024}; exec "$@"'
-    done = run(["sh", "-c", script, "sh", product.hook, "--help"], env=PLAIN)
-    assert done.stdout.startswith("usage: ocigpu-hook")
+def test_it_needs_little_memory(product: Product) -> None:
+    """It starts where a process may have 48 MiB of addresses, and writes to less than 3 MiB of them."""
+    script = 'ulimit -v 49152; exec "$@"'
+    assert run(["sh", "-c", script, "sh", product.hook, "--help"], env=PLAIN).stdout.startswith("usage: ocigpu-hook")
+    process = subprocess.Popen([product.hook, "prestart"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=PLAIN)
+    wait_until_it_reads(process.pid)
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    process.communicate(timeout=30)
+    written = re.search(r"^Anonymous: +(\d+) kB$", rollup, re.MULTILINE)
+    assert written
+    assert int(written[1]) < 3072

@@ -122,28 +122,17 @@ void *__wrap_realloc(void *block, size_t size)
 	return moved;
 }
 
-/* Arenas of pymalloc, all of one size, whose pools begin at multiples of 16 KiB; one that was given back is taken again. */
-static void *free_arenas[1 << 8];
-static int free_arena_count;
-
+/* What Python takes in large pieces: the stack of its frames. */
 static void *arena_alloc(void *context, size_t size)
 {
 	(void)context;
-	if (free_arena_count)
-		return free_arenas[--free_arena_count];
-	lock_heap();
-	void *arena = take_block(size, 1 << 14);
-	unlock_heap();
-	return arena;
+	return __wrap_malloc(size);
 }
 
 static void arena_free(void *context, void *arena, size_t size)
 {
-	(void)context;
-	if (!kept.taken)
-		memset(arena, 0, size);
-	if (free_arena_count < (int)(sizeof free_arenas / sizeof *free_arenas))
-		free_arenas[free_arena_count++] = arena;
+	(void)context, (void)size;
+	__wrap_free(arena);
 }
 
 /* The module _syscall: system calls without ctypes, for ocigpu/system/foreign.py. */
@@ -284,6 +273,7 @@ static int take(char **words)
 	PyPreConfig before;
 	PyPreConfig_InitIsolatedConfig(&before);
 	before.utf8_mode = 1;
+	before.allocator = PYMEM_ALLOCATOR_MALLOC; /* ours, which clears what is given back; pymalloc leaves it */
 	check(Py_PreInitialize(&before));
 	PyImport_AppendInittab("_syscall", init_syscall);
 	PyImport_AppendInittab("_prctl", PyInit__prctl);
@@ -313,6 +303,9 @@ static int take(char **words)
 	PyOS_BeforeFork();
 	kept.thread = PyEval_SaveThread();
 	kept.taken = 1;
+	/* Of this process, and for nobody: its number, and the frames of functions that have returned. */
+	kept.thread->native_thread_id = 0;
+	memset(kept.thread->datastack_top, 0, (size_t)((char *)kept.thread->datastack_limit - (char *)kept.thread->datastack_top));
 	size_t used = (size_t)(heap_top - python_heap_begin);
 	size_t sizes[3] = {(size_t)(python_data_end - python_data_begin), used, used + ROOM};
 	heap_end = heap_top + ROOM;
