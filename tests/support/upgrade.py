@@ -38,7 +38,7 @@ def make_next_version(directory: Path) -> Path:
         shutil.copytree(REPOSITORY / name, directory / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"):
         shutil.copy(REPOSITORY / name, directory)
-    for path in (directory / "ocigpu").rglob("*.py"):
+    for path in (*(directory / "ocigpu").rglob("*.py"), directory / "packaging/snapshot/take.py"):
         text = path.read_text().replace(f'__version__ = "{__version__}"', f'__version__ = "{NEXT}"')
         path.write_text(_RENAMED.sub("parse_request_again", text))
     return directory
