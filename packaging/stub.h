@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,9 +18,12 @@ static _Noreturn void python(int count, char **words)
 	char *start[] = {INTERPRETER, "-I", "-S", "-c", START, *words, FIRST_WORDS};
 	char **line = calloc((size_t)count + sizeof start / sizeof *start, sizeof *line);
 	const char *without = getenv("OCIGPU_NO_IMAGE");
+	struct rlimit data, addresses; /* where these are small, executing the snapshot would end this process */
+	int room = !getrlimit(RLIMIT_DATA, &data) && !getrlimit(RLIMIT_AS, &addresses) &&
+		data.rlim_cur >= 64 << 20 && addresses.rlim_cur >= 64 << 20;
 	if (line)
 		memcpy(mempcpy(line, start, sizeof start), words + 1, (size_t)count * sizeof *words);
-	if (line && *SNAPSHOT && (!without || !*without))
+	if (line && *SNAPSHOT && room && (!without || !*without))
 		execve(SNAPSHOT, line, environ); /* packaging/snapshot: the same interpreter's work, started already */
 	if (line && !access(INTERPRETER, X_OK) && !access(ENCODINGS, F_OK))
 		execve(INTERPRETER, line, environ);

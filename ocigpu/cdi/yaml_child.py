@@ -6,12 +6,13 @@ no dates, no numbers of base 60).
 """
 
 import json
+import os
 import re
 import resource
 
 from ocigpu.cdi.values import MAX_BYTES, MAX_DEPTH, MAX_NODES
 from ocigpu.core.errors import quoted
-from ocigpu.system.child import OVERFLOW_ID, drop_rights, end_with, isolate
+from ocigpu.system.child import OVERFLOW_ID, be_child, drop_rights, end_with, isolate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +60,16 @@ class _Frame:
         self.size = size
         self.key: str | type[_Merge] | None = None
         self.merged: list[dict[str, Any]] | None = None
+
+
+def main(pipe: str, parent: str, file: str, seconds: str, places: str) -> None:
+    """Be the child of :mod:`ocigpu.cdi.document` in a program that it has executed; never returns.
+
+    ``file``: a descriptor with the text.  ``places``: in lines; none for the data.
+    """
+    text = os.pread(int(file), MAX_BYTES, 0)
+    wanted = set(places.split("\n")) if places else None
+    be_child(lambda pipe: answer_in_child(int(parent), pipe, text, float(seconds), wanted), int(pipe))
 
 
 def answer_in_child(

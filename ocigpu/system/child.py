@@ -6,6 +6,7 @@ For processes with one thread.  Programs are executed by :mod:`ocigpu.system.pro
 import fcntl
 import os
 import select
+import sys
 import time
 
 from ocigpu.system import signals
@@ -95,6 +96,21 @@ def be_child(work: "Callable[[int], bytes]", pipe: int) -> None:
         status = 0
     finally:
         os._exit(status)
+
+
+def execute_main(module: str, pipe: int, *words: object) -> None:
+    """Go on, in a child of a snapshot (:func:`ocigpu.is_snapshot`), as a module's main of the ordinary interpreter.
+
+    ``words``: its arguments, as texts, behind the pipe's number; a descriptor among them must be inheritable.
+    Returns only by raising OSError: the interpreter cannot be executed.
+    """
+    os.set_inheritable(pipe, True)
+    code = f"import sys; sys.path += sys.argv[1:3]; from {module} import main; main(*sys.argv[3:])"
+    command = [sys.executable, "-I", "-S", "-c", code, *sys.path, str(pipe), *map(str, words)]
+    try:
+        os.execve(sys.executable, command, {})  # noqa: S606
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, sys.executable) from None
 
 
 def isolate(pipe: int) -> None:

@@ -13,7 +13,11 @@ if [ -d "${SNAPSHOT:-}" ]; then
 fi
 prctl=$(echo "$("$here/../vendored.sh" "$python")"/source/python[-_]prctl-*.tar.gz)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/ocigpu/snapshot
-id=$({ cat "$here/build.sh" "$here/sources.txt" "$here/snapshot.c" "$here/snapshot.ld" "$prctl"; musl-gcc -v 2>&1; uname -m; } | sha256sum | cut -c1-16)
+case $cache in *[!A-Za-z0-9_./+@%:,=-]*) echo "snapshot/build.sh: $cache: a path of other characters, which compilers are not given" >&2; exit 1 ;; esac
+errors=$("$python" -I -c 'import os
+for number in range(134): print(f"[{number}] = \"{os.strerror(number)}\",")')
+id=$({ cat "$here/build.sh" "$here/sources.txt" "$here/snapshot.c" "$here/snapshot.ld" "$prctl" "$(musl-gcc -print-file-name=libc.a)"
+  echo "$errors"; musl-gcc -v 2>&1; uname -m; } | sha256sum | cut -c1-16)
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9 # another run may be building it
@@ -21,7 +25,7 @@ if [ -d "$cache/$id" ]; then
   echo "$cache/$id"
   exit 0
 fi
-find "$cache" -mindepth 1 -maxdepth 1 -type d -mtime +7 -exec rm -rf {} + # of former states, and of what was killed
+find "$cache" -mindepth 1 -maxdepth 1 -mtime +7 ! -name lock -exec rm -rf {} + # of former states, and of what was killed
 work=$(mktemp -d "$cache/new.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
@@ -44,13 +48,16 @@ with urllib.request.urlopen(sys.argv[1], timeout=60) as source, open(sys.argv[2]
     mv "$file.new" "$file"
   fi
 done
-tar -C "$work" -xf "$cache"/python3.13_*.orig.tar.xz
+unpack() { # PATTERN DIRECTORY: the file of sources.txt
+  tar -C "$2" -xf "$cache/$(sed -n "s|^[^#].*/\($1\)\$|\1|p" "$here/sources.txt")"
+}
+unpack 'python3.*\.orig\..*' "$work"
 source=$(echo "$work"/Python-*)
-tar -C "$source" -xf "$cache"/python3.13_*.debian.tar.xz
-grep -v '^#' "$source/debian/patches/series" | grep -E '^(CVE-|ssl-|dict-|traverse-|gchead-)' | while read -r name; do
-  run patch -d "$source" -p1 -i "$source/debian/patches/$name"
-done
-tar -C "$work" -xf "$cache"/libcap2_*.orig.tar.xz
+unpack 'python3.*\.debian\..*' "$source"
+# All but those for how Debian lays Python out and tests it.
+grep -v '^#' "$source/debian/patches/series" | grep -vE '^(deb-locations|distutils-|sysconfig-debian|tkinter-|gdbm-|link-opt|setup-modules|profiled-build|langpack|disable-sem-check|multiarch|ensurepip-disabled|destshared|min-|makefile-|test-|stable-abi|issue127330|no-sphinx|Add-Debian-specific|revert-logger)' |
+  while read -r name; do run patch -d "$source" -p1 -i "$source/debian/patches/$name"; done
+unpack 'libcap2.*' "$work"
 libcap=$(echo "$work"/libcap-*)/libcap
 tar -C "$work" -xf "$prctl"
 # musl-gcc knows no header of the kernel, and is asked for a directory of the GNU library's.
@@ -65,7 +72,7 @@ case " \$* " in *" --print-multiarch "*) exit 0 ;; esac
 exec musl-gcc -idirafter $work/headers "\$@"
 END
 chmod 0755 "$work/cc"
-flags="-O2 -fno-pie -ffile-prefix-map=$work=."
+flags="-O2 -fno-pie -fstack-protector-strong -ffile-prefix-map=$work=."
 cat >"$work/build/Modules/Setup.local" <<'END'
 *static*
 _datetime _datetimemodule.c
@@ -80,15 +87,14 @@ resource resource.c
 select selectmodule.c
 END
 cd "$work/build"
-run env PKG_CONFIG=false SOURCE_DATE_EPOCH=0 "$source/configure" -q "CC=$work/cc" "CFLAGS=$flags" 'LDFLAGS=-static -no-pie' --disable-shared \
+run env PKG_CONFIG=false SOURCE_DATE_EPOCH=0 "../${source##*/}/configure" -q "CC=$work/cc" "CFLAGS=$flags" 'LDFLAGS=-static -no-pie' --disable-shared \
   --without-ensurepip --without-mimalloc --disable-test-modules --without-doc-strings --without-readline
 run env SOURCE_DATE_EPOCH=0 make -s -j "$(nproc)" MODULE_BINASCII_CFLAGS= MODULE_BINASCII_LDFLAGS= libpython3.13.a
 run make -s -C "$libcap" libcap.a "CC=$work/cc $flags" BUILD_CC=cc USE_GPERF=no SHARED=no PTHREADS=no
-"$python" -I -c 'import os
-for number in range(134): print(f"[{number}] = \"{os.strerror(number)}\",")' >errors.h
+echo "$errors" >errors.h
 for unit in "$here/snapshot.c" "$work"/python-prctl-*/_prctlmodule.c; do
   # shellcheck disable=SC2086 # words
-  run "$work/cc" $flags -fstack-protector-strong -std=gnu11 -D_GNU_SOURCE -DHAVE_CONFIG_H -DHAVE_SYS_CAPABILITY_H -I"$source/Include" -I. \
+  run "$work/cc" $flags -std=gnu11 -D_GNU_SOURCE -DHAVE_CONFIG_H -DHAVE_SYS_CAPABILITY_H -I"$source/Include" -I. \
     -I"$libcap/include" -c "$unit" -o "${unit##*/}.o"
 done
 run "$work/cc" -static -no-pie -s -o "$work/made/snapshot" snapshot.c.o _prctlmodule.c.o libpython3.13.a "$libcap/libcap.a" -lm \
@@ -99,6 +105,9 @@ rm -rf "$work/made/library/test" "$work/made/library/idlelib"
 find "$work/made/library" -name __pycache__ -prune -exec rm -rf {} +
 cp "$source/LICENSE" "$work/made/LICENSE.python"
 cp "$libcap/../License" "$work/made/LICENSE.libcap"
+for file in /usr/share/doc/musl*/copyright /usr/share/licenses/musl*/COPYRIGHT; do
+  [ ! -e "$file" ] || cp "$file" "$work/made/LICENSE.musl"
+done
 chmod 0755 "$work/made"
 mv "$work/made" "$cache/$id"
 echo "$cache/$id"

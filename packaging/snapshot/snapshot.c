@@ -29,6 +29,7 @@ static struct kept {
 	PyThreadState *thread;
 	pthread_key_t key; /* of PyGILState_Ensure: by it the thread finds its state */
 	PyObject *start; /* called with the arguments and the environment; returns the exit status */
+	char *python; /* the ordinary interpreter */
 } kept;
 
 /* Memory: all of malloc's is from .python_heap, before the snapshot is taken and after it (the linker's --wrap leads the
@@ -45,11 +46,14 @@ static int is_ours(const void *block)
 	return (char *)block >= python_heap_begin && (char *)block < python_heap_end;
 }
 
-/* Round a size up to one of eight between two powers of two, and return the number of its class. */
+/* Round a size up to one of eight between two powers of two, and return the number of its class: the same for a size that
+ * is rounded already. */
 static unsigned find_class(size_t *size)
 {
 	unsigned bits = *size < 1 << 7 ? 7 : 63 - (unsigned)__builtin_clzl(*size), shift = bits - 3;
 	*size = (*size + (1ul << shift) - !!*size) >> shift << shift;
+	if (*size >> shift == 16) /* the next power of two */
+		shift++;
 	return shift << 4 | (unsigned)(*size >> shift);
 }
 
@@ -286,6 +290,7 @@ static int take(char **words)
 	config.module_search_paths_set = 1;
 	check(PyConfig_SetBytesString(&config, &config.executable, words[4]));
 	check(PyConfig_SetBytesString(&config, &config.home, "/"));
+	kept.python = strdup(words[4]);
 	wchar_t *library = Py_DecodeLocale(words[5], NULL);
 	check(PyWideStringList_Append(&config.module_search_paths, library));
 	check(Py_InitializeFromConfig(&config));
@@ -305,6 +310,7 @@ static int take(char **words)
 	kept.taken = 1;
 	/* Of this process, and for nobody: its number, and the frames of functions that have returned. */
 	kept.thread->native_thread_id = 0;
+	kept.thread->c_recursion_remaining = 1000; /* calls of C, as before Python 3.12: a small stack is enough for them */
 	memset(kept.thread->datastack_top, 0, (size_t)((char *)kept.thread->datastack_limit - (char *)kept.thread->datastack_top));
 	size_t used = (size_t)(heap_top - python_heap_begin);
 	size_t sizes[3] = {(size_t)(python_data_end - python_data_begin), used, used + ROOM};
@@ -367,8 +373,8 @@ int main(int count, char **words)
 		goto ordinary;
 	_exit(1);
 ordinary:
-	if (count)
-		execv(words[0], words);
-	dprintf(2, "%s: OCIGPU-INT-3: cannot be executed: %s\n", count ? words[0] : "ocigpu", strerror(errno));
+	execv(kept.python, words);
+	dprintf(2, "%s: OCIGPU-INT-3: %s: %s\nhint: install that Python again, or ocigpu for the one that is there\n",
+		count > 5 ? words[5] : "ocigpu-python", kept.python, strerror(errno));
 	_exit(127);
 }

@@ -20,7 +20,7 @@ OF_STARTS = (
     "read_now", "make_plan",
 )  # fmt: skip
 """What a start asks a vendor: fields of :class:`ocigpu.gpus.vendors.Vendor`, which name their modules in texts."""
-ELSEWHERE = ("ocigpu.gpus.nvidia.nvml_child.", "ctypes.", "_ctypes.")
+ELSEWHERE = ("ocigpu.gpus.nvidia.nvml_child.", "ocigpu.cdi.yaml_child.", "ctypes.", "_ctypes.")
 """What only another process loads, of the ordinary interpreter."""
 CODECS = ("ascii", "latin_1", "unicode_escape")
 """What the interpreter imports when it is used by name."""

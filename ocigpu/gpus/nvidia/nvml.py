@@ -5,7 +5,6 @@ answer says so; it never causes an exception or a hang.
 """
 
 import os
-import sys
 from binascii import crc32
 
 from ocigpu import is_snapshot
@@ -15,7 +14,7 @@ from ocigpu.core.facts import Gpu, MigDevice
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.procfs import is_version
 from ocigpu.gpus.tree import Roots, normal_bus_id
-from ocigpu.system.child import Child
+from ocigpu.system.child import Child, execute_main
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,13 +32,6 @@ BRANDS = (
     "QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX",
 )  # fmt: skip
 """By nvmlBrandType_t."""
-
-
-_ORDINARY = """import sys
-sys.path += sys.argv[1:3]
-from ocigpu.gpus.nvidia.nvml_child import main
-main(*sys.argv[3:])"""
-"""What an ordinary interpreter does for a snapshot, which cannot load NVML."""
 
 
 class NvmlAnswer(NamedTuple):
@@ -103,9 +95,10 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
 
     def work(pipe: int) -> bytes:
         if is_snapshot():
-            os.set_inheritable(pipe, True)
-            words = map(str, (*sys.path, parent, pipe, path, chroot, roots.host))
-            os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", _ORDINARY, *words], {})  # noqa: S606
+            try:
+                execute_main("ocigpu.gpus.nvidia.nvml_child", pipe, parent, path, chroot, roots.host)
+            except OSError as error:
+                return rawjson.dump({"load": f"{error.filename}: {error.strerror}"}).encode()
         # here it overlaps with our own reading
         from ocigpu.gpus.nvidia.nvml_child import DriverPlace, answer_in_child
 

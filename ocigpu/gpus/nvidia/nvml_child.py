@@ -67,7 +67,7 @@ def enter(parent: int, place: DriverPlace, as_root: bool = False) -> str:
     return library
 
 
-def main(parent: str, pipe: str, *place: str) -> None:
+def main(pipe: str, parent: str, *place: str) -> None:
     """Be the child of :func:`ocigpu.gpus.nvidia.nvml.start_nvml` in a program that it has executed; never returns."""
     be_child(lambda pipe: answer_in_child(int(parent), pipe, DriverPlace(*place)), int(pipe))
 
