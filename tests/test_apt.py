@@ -17,7 +17,7 @@ from support.scratch import scratch_machine
 from support.toolkit import CALLED, write_toolkit
 from support.transcript import read_transcript
 
-pytestmark = [pytest.mark.rest, pytest.mark.xdist_group("packages")]
+pytestmark = [pytest.mark.rest, pytest.mark.xdist_group("packages"), pytest.mark.timeout(900)]
 
 SIMULATED = "nvidia-smi: SIMULATED host, no real GPU\n"
 SYSTEMCTL = """\

@@ -24,7 +24,7 @@ from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import VENDOR_VERSION, __version__
 
-pytestmark = [pytest.mark.rest, pytest.mark.xdist_group("packages")]
+pytestmark = [pytest.mark.rest, pytest.mark.xdist_group("packages"), pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROGRAMS = ("ocigpu", "ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")

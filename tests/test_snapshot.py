@@ -18,7 +18,13 @@ from support.fixtures import MakeBundle
 from support.process import run
 from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, make_simulated_host, write_stub
 
-pytestmark = [pytest.mark.rest, pytest.mark.root, pytest.mark.engine, pytest.mark.xdist_group("snapshot")]
+pytestmark = [
+    pytest.mark.rest,
+    pytest.mark.root,
+    pytest.mark.engine,
+    pytest.mark.xdist_group("snapshot"),
+    pytest.mark.timeout(900),
+]
 
 SNAPSHOT = REPOSITORY / "packaging/snapshot"
 BUNDLES = sorted(path.parent for path in (REPOSITORY / "tests/bundles").glob("*/config.json"))

@@ -41,9 +41,13 @@ note 'building a Python that starts in a millisecond, once (about three minutes)
 grep -v '^#' "$here/sources.txt" | while read -r sum address; do
   file=$cache/${address##*/}
   if ! echo "$sum  $file" | sha256sum --status -c - 2>/dev/null; then
-    run "$python" -I -c 'import shutil, sys, urllib.request
+    for try in 1 2 3; do # an archive of many servers, one of which may not answer
+      "$python" -I -c 'import shutil, sys, urllib.request
 with urllib.request.urlopen(sys.argv[1], timeout=60) as source, open(sys.argv[2], "wb") as file: shutil.copyfileobj(source, file)' \
-      "$address" "$file.new"
+        "$address" "$file.new" 2>"$work/log" && break
+      [ $try -lt 3 ] || { note "$address: $(tail -n 1 "$work/log")"; exit 1; }
+      sleep 2
+    done
     echo "$sum  $file.new" | sha256sum --status -c - || { note "$address is another file than sources.txt says"; exit 1; }
     mv "$file.new" "$file"
   fi
