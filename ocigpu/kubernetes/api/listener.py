@@ -35,7 +35,7 @@ def identity(path: str) -> tuple[int, ...]:
 class Listener:
     """Serves on the socket ``path``; ``new``: name of the socket until it answers.
 
-    Kubelets look for sockets in some directories: a name with a dot first is none of theirs.
+    Kubelets search some directories for sockets and ignore names that begin with a dot.
     """
 
     def __init__(self, path: str, new: str = "", code: str = "OCIGPU-KUBE-3") -> None:
@@ -48,8 +48,8 @@ class Listener:
     def start(self, handlers: Sequence[Any], workers: int, probe: "Callable[[grpc.Channel], None]") -> None:
         """Listen, and prove by ``probe`` that it answers.
 
-        The socket takes the place of one that was left there, and only our own is removed again.  Raises HostError of
-        the listener's code.
+        The socket replaces a leftover one.  Only our own socket is removed at the end.  Raises HostError of the
+        listener's code.
         """
         new = self._new
         if len(os.fsencode(new)) > MAX_PATH:
@@ -125,7 +125,7 @@ class Feed:
         return changed
 
     def end(self, ending: bool = True) -> None:
-        """End the streams, which first tell what is new; ``ending``: False lets new ones begin."""
+        """End the streams after they have sent what is new; ``ending``: False lets new ones begin."""
         with self._condition:
             self._ending = ending
             self._condition.notify_all()
@@ -174,5 +174,5 @@ class Feed:
 
 
 def why(error: BaseException) -> str:
-    """Return what an error of gRPC says."""
+    """Return the message of a gRPC error."""
     return str(error.details() if isinstance(error, grpc.Call) else error)

@@ -70,15 +70,16 @@ def method(channel: grpc.Channel, service: ServiceDescriptor, name: str) -> Call
 
 
 def open_channel(path: str, *options: tuple[str, Any]) -> grpc.Channel:
-    """Return a new connection to a socket: none of an earlier attempt, with its back-off, is used again."""
+    """Return a new connection to a socket; one of an earlier attempt, with its back-off, is never reused."""
     ours = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
     return grpc.insecure_channel(f"unix:{path}", [*ours, *options])
 
 
 def give_up(server: grpc.Server) -> None:
-    """End a server that could not be made whole.
+    """End a server that could not be set up completely.
 
-    One that has never started cannot be stopped, and would abort children that are forked later: it is started first.
+    A server that never started cannot be stopped and would abort children that are forked later.  So it is started
+    first.
     """
     with contextlib.suppress(ValueError):  # it has been
         server.start()

@@ -1,7 +1,7 @@
-"""What objects of Kubernetes say: events about tenancies, leases and containers, and conditions.  Pure.
+"""Conditions of Kubernetes objects, and events about tenancies, leases and containers.  Pure.
 
 Sources: "API Conventions" (conditions), reference of events.k8s.io/v1, and k8s.io/kubernetes
-pkg/apis/core/validation/events.go: what is about an object of the cluster lies in the namespace default, notes have at
+pkg/apis/core/validation/events.go: events about a cluster-scoped object are in the namespace default, notes have at
 most 1024 bytes, action and reporter are never empty.
 """
 
@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
 
 
 def make_conditions(verdicts: Iterable[Verdict], found: Mapping[str, Any], now: str) -> list[dict[str, Any]]:
-    """Return the conditions of an object as it was found; one that is as before keeps its time, others have ``now``."""
+    """Return the conditions of an object; an unchanged one keeps its time, the others get ``now``."""
     before = {each["type"]: each for each in (found.get("status") or {}).get("conditions") or ()}
     conditions = []
     for each in verdicts:
@@ -57,8 +57,9 @@ def make_event(
 ) -> dict[str, Any]:
     """Return an Event about an object: apiVersion, kind, name, and namespace and uid where it has them.
 
-    ``reporter``: which of our programs tells, ``instance``: on which machine, "" for this one; ``reason``: a word in
-    CamelCase; ``at``: seconds since 1970; ``name``: the event's, "" makes it of the time: what is told again is there.
+    ``reporter``: the program of ours that reports; ``instance``: its machine, "" for this one; ``reason``: a word in
+    CamelCase; ``at``: seconds since 1970; ``name``: of the event, "" derives it from the time.  A repeated event with
+    the same name already exists.
     """
     name = name or f"{regarding['name']}.{int(at * 1e6):x}"
     return {

@@ -60,7 +60,7 @@ def request(
 ) -> ApiAnswer:
     """Send one request and return the answer, of status 2xx or 404; PATCH is server-side apply.
 
-    A server that is busy or cannot be reached is asked again, five times within ten seconds or so.  Raises HostError
+    The request is repeated five times within about ten seconds if the server is busy or unreachable.  Raises HostError
     (OCIGPU-KUBE-5) with the server's own words.
     """
     where = f"{method} https://{server.host}:{server.port}{path}"
@@ -82,7 +82,7 @@ def request(
 
 
 def apply(server: ApiServer, path: str, document: "dict[str, Any]", manager: str = MANAGER) -> ApiAnswer:
-    """Make an object as far as ours is what the document says, by server-side apply; see :func:`request`."""
+    """Apply the document as our fields of an object, by server-side apply; see :func:`request`."""
     return request(server, "PATCH", f"{path}?fieldManager={manager}&force=true", document)
 
 
@@ -98,7 +98,7 @@ def _send(server: ApiServer, method: str, path: str, body: Any) -> ApiAnswer:
         raise HostError("OCIGPU-KUBE-5", f"service account: {quoted(f'{server.account}/ca.crt')}: it is empty")
     context = client_context(cadata=authority)
     connection = http.client.HTTPSConnection(server.host, server.port, timeout=TIMEOUT, context=context)
-    # the kubelet renews the token: it is read for every request
+    # the kubelet renews the token, so every request reads it again
     headers = {"Authorization": f"Bearer {_read(f'{server.account}/token').strip()}", "Accept": "application/json"}
     if body is not None:
         headers["Content-Type"] = "application/apply-patch+yaml" if method == "PATCH" else "application/json"

@@ -1,4 +1,4 @@
-"""The API server's client, lightkube: opened in one way, what it answers told in one way.
+"""The API server's client, lightkube: the one place that opens it and translates its errors.
 
 Imported only where a command has made sure that lightkube is installed.
 """
@@ -69,7 +69,7 @@ def may_pass(status: int) -> bool:
 
 
 def words_of(error: Exception) -> str:
-    """Return what the server said, or why it did not."""
+    """Return the server's message, or why there is no answer."""
     said = error.status.message if isinstance(error, ApiError) else ""
     with suppress(RuntimeError):  # of a stream nothing was read
         said = said or getattr(getattr(error, "response", None), "text", "")
@@ -77,9 +77,9 @@ def words_of(error: Exception) -> str:
 
 
 def is_gone(error: Exception, name: str) -> bool:
-    """Return whether the API server says that it has no object of this name.
+    """Return whether the API server reports that no object has this name.
 
-    Others say 404, too: a proxy, and the server about a version of an API that it does not serve.
+    A 404 alone is no proof: a proxy may send one, and so does a server that does not serve the API version.
     """
     status = error.status if isinstance(error, ApiError) else None
     details = status.details if status else None

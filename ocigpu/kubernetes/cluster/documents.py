@@ -74,7 +74,7 @@ class Documents:
         self._client.close()
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Document | None:
-        """Return an object, None when there is none."""
+        """Return an object, None if it does not exist."""
         cls = KINDS[kind]
         return ask(f"get {kind} {name}", lambda: dict(self._client.get(cls, name, namespace=namespace)), None)
 
@@ -85,7 +85,7 @@ class Documents:
         labels: "dict[str, Any] | None" = None,
         fields: "dict[str, Any] | None" = None,
     ) -> "tuple[list[Document], str]":
-        """Return objects and the version of their list; ([], "") where there is no such kind."""
+        """Return objects and the version of their list; ([], "") if the cluster lacks the kind."""
         cls = KINDS[kind]
         # lists of the API server's own kinds do not say it of each object
         head = {"apiVersion": cls._api_info.resource.api_version, "kind": kind}
@@ -101,7 +101,7 @@ class Documents:
         return self._write("create", document, lambda obj, _cls: self._client.create(obj))
 
     def update(self, document: Document) -> Document:
-        """Write an object as it is, if nobody has written it since it was read."""
+        """Write an object, provided that it has not changed since it was read."""
         return self._write("update", document, lambda obj, _cls: self._client.replace(obj))
 
     def patch_status(self, document: Document, status: Document) -> Document:
@@ -114,7 +114,7 @@ class Documents:
         )
 
     def delete(self, document: Document) -> None:
-        """Delete an object; one that is gone is no error."""
+        """Delete an object; a missing one is not an error."""
         metadata = document["metadata"]
         scope = {"namespace": metadata["namespace"]} if metadata.get("namespace") else {}
         self._write("delete", document, lambda _, cls: self._client.delete(cls, metadata["name"], **scope) or {}, {})

@@ -1,7 +1,8 @@
-"""One of several replicas works: leader election by an object of kind Lease.
+"""Leader election by an object of kind Lease: one of several replicas works.
 
-Nobody's clock is believed: a lease is over when its record has not changed for its duration on the observer's clock.
-A leader stops before that on its own.  Source: client-go's package leaderelection, "Leases" of Kubernetes.
+No clock of another machine is trusted: a lease is over when its record has not changed for its duration on the
+observer's clock.  A leader stops before that on its own.  Source: client-go's package leaderelection, "Leases" of
+Kubernetes.
 """
 
 import time
@@ -21,7 +22,7 @@ RETRY = 2.0
 
 
 class NotLeadingError(HostError):
-    """What was being done must not go on: another replica may be doing it."""
+    """The work must stop: another replica may be doing it."""
 
 
 class Leader:
@@ -54,7 +55,7 @@ class Leader:
     def attempt(self) -> bool:
         """Take the lease or renew it, if that is due; returns whether this replica leads.
 
-        Raises HostError (OCIGPU-KUBE-5); a leader goes on leading until its deadline.
+        Raises HostError (OCIGPU-KUBE-5); a leader keeps leading until its deadline.
         """
         now = self._clock()
         if self._held and now < self._renewed + RETRY:
@@ -87,7 +88,7 @@ class Leader:
             self.documents.update({**found, "spec": {**found["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}})
 
     def _write(self, write: Callable[[], Any], now: float) -> None:
-        # the time of before the request: it may have been written long before the answer came
+        # the time before the request: the write may precede the answer by a long time
         try:
             write()
         except HostError:

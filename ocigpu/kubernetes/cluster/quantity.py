@@ -15,9 +15,9 @@ _EXPONENT = 1000
 
 
 def parse_quantity(text: Any) -> Decimal | None:
-    """Return the number that a quantity is ("80Gi", "1500m"), None for what is none (apimachinery api/resource).
+    """Return the number of a quantity ("80Gi", "1500m"), None for an invalid one (apimachinery api/resource).
 
-    Its magnitude is within the limits of Kubernetes, so that an integer of it is small.
+    Its magnitude is within the limits of Kubernetes, so its integer value stays small.
     """
     found = _QUANTITY.fullmatch(text if isinstance(text, str) else str(text)[: MAX_LENGTH + 1])
     if not found or len(found[0]) > MAX_LENGTH:

@@ -1,7 +1,8 @@
-"""Selectors in CEL: evaluated by cel-python, with what Kubernetes adds and what cel-python lacks of it.
+"""Selectors in CEL, evaluated by cel-python with the additions of Kubernetes that it lacks.
 
 The functions that Kubernetes adds are those of apiserver's CEL libraries (quantity, semver, regex) and of cel-go's
-ext.Strings; optional fields are cel-go's OptionalTypes.  What is still missing cannot be judged here, and is not "no".
+ext.Strings; optional fields are cel-go's OptionalTypes.  An expression that needs anything else cannot be evaluated
+here, which does not count as false.
 """
 
 import re
@@ -47,7 +48,7 @@ def celpy() -> Any:
 
 
 def run(expression: str, activation: "dict[str, Any]") -> "bool | str | Unjudged":
-    """Return what an expression says, or its error as text: a missing attribute is one, as in Kubernetes.
+    """Return the value of an expression, or its error as text; as in Kubernetes, a missing attribute is an error.
 
     Raises HostError (OCIGPU-DRA-6) without cel-python.
     """
@@ -58,7 +59,7 @@ def run(expression: str, activation: "dict[str, Any]") -> "bool | str | Unjudged
         return bool(_program(expression).evaluate(activation))
     except (library.CELParseError, RecursionError):
         return Unjudged("cel-python does not understand it")
-    except Exception as error:  # noqa: BLE001 - whatever a selector of somebody does to the library
+    except Exception as error:  # noqa: BLE001 - a user's selector may make the library raise anything
         text = str(error.args[0] if error.args else error).partition(" (in activation")[0]
         return text if any(part in text for part in _SAME_IN_KUBERNETES) else Unjudged(text)
 
@@ -93,7 +94,7 @@ def _compare(one: Any, two: Any) -> Any:
 
 
 def _find(text: Any, pattern: Any) -> Any:
-    import re2  # type: ignore[import-untyped]  # cel-python's own: its time grows with the text, as that of Go's
+    import re2  # type: ignore[import-untyped]  # cel-python's own: its time is linear in the text, as in Go
 
     found = re2.search(str(pattern), str(text))
     return celpy().celtypes.StringType(found.group(0) if found else "")
@@ -106,7 +107,7 @@ def _split(text: Any, mark: Any) -> Any:
 
 
 def _field(value: Any, name: Any) -> _Optional:
-    """Return an entry of a map or list, or of one that may be missing, if it is there."""
+    """Return an entry of a map or list, or of an optional one, if it exists."""
     if isinstance(value, _Optional):
         return _field(value[0], name) if value else value
     try:
@@ -158,7 +159,7 @@ def _program(expression: str) -> Any:
 
 
 def new_environment() -> Any:
-    """Return an Environment of cel-python; the recursion limit of this process, which it raises, stays as it is."""
+    """Return an Environment of cel-python; the process's recursion limit, which it raises, is restored."""
     limit = sys.getrecursionlimit()
     try:
         return celpy().Environment()
@@ -175,7 +176,7 @@ _TOKEN = re.compile(
 
 
 def without_optional_syntax(expression: str) -> str:
-    """Return an expression with calls in the place of ``a.?b`` and ``a[?b]``, which cel-python cannot parse.
+    """Return an expression with calls instead of ``a.?b`` and ``a[?b]``, which cel-python cannot parse.
 
     What follows them is optional as well until a method is called: ``a.?b.c.orValue(1)``.
     """

@@ -47,10 +47,10 @@ def allocated_devices(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def read_allocation(
     claim: ClaimRef, document: Mapping[str, Any] | None, driver: str, pool: str, devices: Sequence[DraDevice]
 ) -> tuple[Allotted, ...]:
-    """Return what the API server's object says that a claim has of this driver's pool.
+    """Return the devices of this driver's pool that the API server's object allocates to a claim.
 
     Raises RequestError OCIGPU-DRA-1 for a claim that is gone, replaced, not allocated, or of other drivers and nodes
-    only, OCIGPU-DRA-2 for its configuration, HostError OCIGPU-DRA-3 for devices that are not here.
+    only, OCIGPU-DRA-2 for its configuration, HostError OCIGPU-DRA-3 for devices that this node lacks.
     """
     if document is None:
         raise claim_error(claim, "it was deleted", "")
@@ -93,7 +93,8 @@ def check_holders(
 ) -> None:
     """Raise RequestError (OCIGPU-DRA-4) if another claim holds a device, or one of the same GPU that excludes it.
 
-    The scheduler may have been told of the world as it was; see kubernetes#136269.  Administrators share with anybody.
+    The scheduler may have acted on outdated data; see kubernetes#136269.  Claims with admin access may share any
+    device.
     """
     held = [(holder, each) for holder, devices in holders if holder.uid != claim.uid for each in devices]
     for each in wanted:
@@ -115,7 +116,7 @@ def check_configs(claim: ClaimRef, allotted: Iterable[Allotted]) -> None:
                 f"request {quoted(each.request)}: access of an administrator changes nothing of how a device is shared"
             )
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
-        if each.admin and each.device.kind == "vfio":  # its node is the device, whoever has it beside its owner
+        if each.admin and each.device.kind == "vfio":  # its node is the device, whoever shares it
             text = f"request {quoted(each.request)}: a virtual machine's GPU has one owner, no administrator's access"
             raise RequestError("OCIGPU-DRA-2", f"claim {claim}: {text}")
         if each.share and each.config.strategy == "MPS":  # each claim has a daemon of its own, a GPU can have one

@@ -69,7 +69,7 @@ class ApiCluster:
         return self._present(ask("POST resourceslices", lambda: self._client.create(kind(document))))
 
     def delete_slice(self, name: str) -> None:
-        """Remove a ResourceSlice; one that is not there is no error."""
+        """Remove a ResourceSlice; a missing one is not an error."""
         kind = self._slices()
         ask(f"DELETE resourceslices {name}", lambda: self._client.delete(kind, name), None)
 

@@ -1,8 +1,8 @@
-"""Configurations that classes and claims carry for the driver: read strictly, joined in their order.  Pure.
+"""Configurations for the driver in classes and claims: read strictly, merged in their order.  Pure.
 
 Group, version, kinds and fields are those of NVIDIA's driver (resource.nvidia.com/v1beta1): an unknown field is an
-error, as there.  Those of the class come first, then those of the claim; a later one counts, and one without requests
-is for all of them.
+error, as there.  Configurations of the class come first, then those of the claim.  The later one counts.  One without
+requests applies to all of them.
 """
 
 import json
@@ -23,11 +23,11 @@ MAX_MPS_DEVICES = 64
 
 
 class DeviceConfig(NamedTuple):
-    """What a claim says of the use of a device.
+    """How a claim wants a device to be used.
 
     ``kind``: "GpuConfig", "MigDeviceConfig" or "VfioDeviceConfig".  ``strategy``: "", "TimeSlicing" or "MPS";
-    ``interval``: of :data:`INTERVALS`.  ``percentage``: MPS' active threads, 0 for all; ``pinned``: memory limit in
-    MiB of each device by UUID, index or "default".  ``policy``: of :data:`POLICIES`; ``api_device``: also give
+    ``interval``: of :data:`INTERVALS`.  ``percentage``: MPS' active threads, 0 for all; ``pinned``: memory limit in MiB
+    of each device by UUID, index or "default".  ``policy``: of :data:`POLICIES`; ``api_device``: also provide
     /dev/vfio/vfio or /dev/iommu.
     """
 
@@ -52,10 +52,10 @@ def config_error(where: str, text: str) -> RequestError:
 def resolve_configs(
     allocation: Mapping[str, Any], driver: str, results: Sequence[tuple[str, str]]
 ) -> "dict[int, DeviceConfig]":
-    """Return what counts for each of the results, (request, kind of its device), by position.
+    """Return the effective configuration of each result, (request, kind of its device), by position.
 
-    A configuration of another kind of device that is for all requests does not count; one that names the request is an
-    error.  Raises RequestError (OCIGPU-DRA-2) with the field.
+    A configuration of another device kind is ignored if it applies to all requests, and an error if it names the
+    request.  Raises RequestError (OCIGPU-DRA-2) with the field.
     """
     entries = (allocation.get("devices") or {}).get("config") or []
     order = {"FromClass": 0, "FromClaim": 1}
@@ -81,7 +81,7 @@ def resolve_configs(
 
 
 def _is_for(name: str, request: str) -> bool:
-    """Return whether a configuration's request is that of a result: "gpu" is for "gpu" and for "gpu/first"."""
+    """Return whether a configuration applies to a result's request: "gpu" covers "gpu" and "gpu/first"."""
     return name in (request, request.partition("/")[0])
 
 

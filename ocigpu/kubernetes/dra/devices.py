@@ -1,7 +1,7 @@
-"""What a node offers to claims: GPUs, MIG devices and GPUs for virtual machines, with their attributes.  Pure.
+"""The devices that a node offers to claims: GPUs, MIG devices, GPUs for virtual machines; attributes.  Pure.
 
-Names of devices and attributes and their types are those of NVIDIA's driver (gpu.nvidia.com 0.5), so that its device
-classes and selectors work unchanged.  Devices that share a board exclude each other.
+Device names, attribute names and types match NVIDIA's driver (gpu.nvidia.com 0.5), so its device classes and selectors
+work unchanged.  Devices that share a board exclude each other.
 """
 
 import re
@@ -28,7 +28,7 @@ Attributes = dict[str, dict[str, Any]]
 
 
 class Taint(NamedTuple):
-    """Why a device is not for everybody; ``effect``: NoSchedule, NoExecute or None."""
+    """Why a device is restricted; ``effect``: NoSchedule, NoExecute or None."""
 
     key: str
     value: str = ""
@@ -36,7 +36,7 @@ class Taint(NamedTuple):
 
 
 class DraNode(NamedTuple):
-    """What was read of a node: NVIDIA's GPUs, or those of another ``vendor`` in ``parts``.
+    """A reading of a node: NVIDIA's GPUs, or those of another ``vendor`` in ``parts``.
 
     ``places``: by PCI address as facts write it; ``models``: names by PCI device id; ``partitions``: attributes of the
     fabric by PCI address.
@@ -71,11 +71,10 @@ class MigPlace(NamedTuple):
 class DraDevice(NamedTuple):
     """One device.  ``kind``: "gpu", "mig" or "vfio".
 
-    ``board``: PCI address of the GPU it is or is part of.  ``id``: by which its vendor's folder knows it: UUID, or PCI
-    address and number of a partition.  ``memory``: memory slices, for MIG devices; another vendor's partition, which is
-    of kind "mig", too, has its number; ``profile``: id and start of a MIG device that is made for a claim, None for one
-    that is there.  ``policies``: what a claim takes of a capacity that several share (CapacityRequestPolicy of
-    resource/v1), by its name.
+    ``board``: PCI address of the GPU it is or is part of.  ``id``: the vendor's identifier: UUID, or PCI address and
+    number of a partition.  ``memory``: memory slices, for MIG devices; for another vendor's partition, also of kind
+    "mig", its number; ``profile``: id and start of a MIG device that is made for a claim, None for an existing one.
+    ``policies``: how much a claim takes of a shared capacity (CapacityRequestPolicy of resource/v1), by its name.
     """
 
     name: str
@@ -93,12 +92,12 @@ class DraDevice(NamedTuple):
 
     @property
     def place(self) -> MigPlace | None:
-        """Where a MIG device is made for a claim, None for what is there."""
+        """Where a MIG device is made for a claim, None for an existing device."""
         return MigPlace(self.board, *self.profile) if self.profile else None
 
     @property
     def counters(self) -> tuple[str, ...]:
-        """The counters of its board of which it needs one: memory slices, and the media engines, for one of a GPU."""
+        """The counters of its board that it consumes: memory slices, and the media engines for a part of a GPU."""
         media = ("media-engines",) if "+me" in str(self.attributes.get("profile", {}).get("string")) else ()
         return (*(f"memory-slice-{number}" for number in self.memory), *media)
 
@@ -128,10 +127,10 @@ def make_devices(
     options: DeviceOptions = DeviceOptions(),  # noqa: B008 - it cannot be changed
     made: "Collection[MigPlace]" = (),
 ) -> tuple[DraDevice, ...]:
-    """Return the devices of a node by PCI address, so that they are in the same order whatever is bound to what.
+    """Return the devices of a node by PCI address; driver bindings do not change the order.
 
-    ``made``: places of MIG devices that are there because a claim has them, and boards whose mode was switched on for
-    one: they stay what they are offered as, counters keep the claims apart, and no slice is written again.
+    ``made``: places of MIG devices that exist because a claim has them, and boards whose MIG mode was switched on for
+    one.  Their offer stays the same, counters keep the claims apart, and no slice is written again.
     """
     found: list[tuple[str, int, DraDevice]] = []
     layouts = {normal_bus_id(layout.bus_id): layout for layout in node.layouts}
@@ -179,7 +178,7 @@ def _changes_at_once(gpu: Gpu) -> bool:
 
 
 def made_uuid(device: DraDevice, node: DraNode) -> str:
-    """Return the UUID of the MIG device that was made for a claim, "" while there is none."""
+    """Return the UUID of the MIG device that was made for a claim, "" while it does not exist."""
     for layout in node.layouts:
         for instance in layout.instances:
             if MigPlace(normal_bus_id(layout.bus_id), instance.profile, instance.start) == device.place:
@@ -198,7 +197,7 @@ def _gpu_device(gpu: Gpu, node: DraNode, options: DeviceOptions) -> DraDevice:
 
 
 def _share(device: DraDevice, shares: str) -> DraDevice:
-    """Let claims share a GPU: without a policy a claim that asks for no amount takes all there is of a capacity."""
+    """Let claims share a GPU; without a policy, a claim that requests no amount takes all of a capacity."""
     policies: dict[str, dict[str, Any]] = {"memory": {"default": "0", "validRange": {"min": "0"}}}
     capacity = dict(device.capacity)
     if shares == "memory":

@@ -1,8 +1,9 @@
-"""``ocigpu dra-driver``: offers this node's GPUs to claims, and prepares the claims, until it is told to end.
+"""``ocigpu dra-driver``: offers this node's GPUs to claims and prepares the claims until it is stopped.
 
-One thread looks at the node and its health, others keep slices and claims; gRPC answers the kubelet in threads of its
-own.  Nobody waits for the API server but who needs its answer.  The kubelet is served first: it must be able to give
-claims of an earlier boot back whatever the driver, the API server or the GPUs do, or pods of before could never end.
+One thread watches the node and its health, others maintain slices and claims; gRPC answers the kubelet in threads of
+its own.  A thread waits for the API server only if it needs its answer.  The kubelet is served first: it must be able
+to give back claims of an earlier boot in any state of the driver, the API server and the GPUs.  Otherwise the pods of
+that boot could never end.
 """
 
 import os
@@ -41,9 +42,10 @@ from ocigpu.system.service import Backoff
 class DraTiming(NamedTuple):
     """Seconds.
 
-    ``poll`` between looks at sockets, ``probe`` between readings of the node, ``publish`` between looks at the slices,
-    which somebody else may have changed; ``retry`` after a failure, doubling up to ``longest``; ``stop`` that a call
-    has to end; ``sweep`` between looks for prepared claims that are gone, ``vanished`` that they must have been gone.
+    ``poll`` between checks of the sockets, ``probe`` between readings of the node, ``publish`` between checks of the
+    slices, which another writer may have changed; ``retry`` after a failure, doubling up to ``longest``; ``stop`` for a
+    call to end; ``sweep`` between searches for prepared claims that are gone, ``vanished``: how long they must have
+    been gone.
     """
 
     poll: float = 0.5
@@ -179,7 +181,7 @@ class DraDriver(NodeProgram[DraReading]):
             self._status = status
 
     def _serve(self, now: float) -> None:
-        """Keep the sockets where the kubelet looks for them: one that starts removes those of plugins."""
+        """Keep the sockets where the kubelet looks for them: a kubelet that starts removes the sockets of plugins."""
         if self.server.running or now < self._retry["serve"].due:
             return
         self.server.stop(0.0)
@@ -242,7 +244,7 @@ class DraDriver(NodeProgram[DraReading]):
         else:
             self.log.new("problems", "warning", reading.node.problems)
             self.node = reading.node
-            # what was made or given back while it was read is a claim's, too
+            # a device made or given back during the reading belongs to a claim, too
             made = self._made | self.preparer.made_places()
             self.devices = make_devices(reading.node, self.options.offered, made)
             options = self.options
@@ -302,7 +304,7 @@ class DraDriver(NodeProgram[DraReading]):
             self._offer_changed.set()
 
     def _lease_taints(self) -> "dict[str, tuple[Taint, str]]":
-        """Return the taints of GPUs for virtual machines whose leases give them to nobody, with the reason."""
+        """Return the taints, with the reason, of GPUs for virtual machines whose leases withhold them."""
         if self.gate is None:
             return {}
         machines = [each for each in self.devices if each.kind == "vfio"]
@@ -313,9 +315,9 @@ class DraDriver(NodeProgram[DraReading]):
     # the API server
 
     def _keep(self) -> None:
-        """Undo what was left half-done, begin again what ended with the driver before, give back what is gone.
+        """Undo unfinished work, restart what ended with the previous driver, give back claims that are gone.
 
-        In a thread of its own: all of it may take long.
+        Runs in a thread of its own, because all of this may take long.
         """
         resumed = False
         while not self._ended.is_set():
@@ -332,7 +334,7 @@ class DraDriver(NodeProgram[DraReading]):
             self._ended.wait(self.timing.vanished if waits or view is None else self.timing.sweep)
 
     def _publish_on(self) -> None:
-        """Keep the slices what is offered, from the first reading of the node on."""
+        """Keep the slices equal to the offer, from the first reading of the node on."""
         seconds: float | None = None
         while True:
             self._offer_changed.wait(seconds)
@@ -358,7 +360,7 @@ class DraDriver(NodeProgram[DraReading]):
 
 
 def taints_of(reason: str, driver: str) -> tuple[Taint, ...]:
-    """Return the taints of a device that is not well, by the monitor's words; keys are those of NVIDIA's driver."""
+    """Return the taints of an unhealthy device, by the monitor's words; keys are those of NVIDIA's driver."""
     if not reason:
         return ()
     if reason.startswith("XID "):
@@ -367,14 +369,14 @@ def taints_of(reason: str, driver: str) -> tuple[Taint, ...]:
 
 
 def as_value(text: str) -> str:
-    """Return words as the value of a taint, which is that of a label."""
+    """Return words as the value of a taint, in the syntax of a label value."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text)[:63].strip("-_.")
 
 
 def taint_of_lease(lease: Lease | None, boot: str, driver: str) -> "tuple[Taint, str] | None":
-    """Return the taint of a GPU that nobody may have now, and why; None for one that is free or that a pod has.
+    """Return the taint of a withheld GPU, and why; None for one that is free or that a pod has.
 
-    A GPU in quarantine, or that goes there after its tenant, must not have one: its pod is evicted.
+    A GPU that is in quarantine, or bound for it, must not have a tenant: its pod is evicted.
     """
     if lease is not None and (lease.sick or lease.phase is Phase.QUARANTINED):
         reason = lease.sick_reason or lease.reason

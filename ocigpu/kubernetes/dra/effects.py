@@ -1,13 +1,13 @@
-"""What is done on a node for a claim beside its CDI specification, and undone when it is given back.
+"""Changes to a node for a claim beside its CDI specification, undone when the claim is given back.
 
 * ``timeslice``: the length of time slices of a GPU, by ``nvidia-smi compute-policy``.
 * ``mps``: a control daemon of CUDA's Multi-Process Service for the claim's GPUs.  It ends with the driver and is
-  started again with the next one; clients that run meanwhile have to start again, too.
+  started again with the next one; clients that run meanwhile must be restarted, too.
 * ``mig``: MIG devices are made: :mod:`~.mig`.
 * ``switch``: a GPU goes from its driver to VFIO's with its IOMMU group, and back: :mod:`ocigpu.gpus.vfio.switch`.
-* ``vfio``: nothing is done; giving back waits until no process has the GPU any more.
-* ``lease``: the GPUs are reserved in the node's leases, and their partition is active; given back, they are reset and
-  checked before anybody else may have them (docs/tenants/LEASES.md).
+* ``vfio``: no change; giving back waits until no process has the GPU open.
+* ``lease``: the GPUs are reserved in the node's leases, and their partition is active; after the claim is given back,
+  they are reset and checked before the next user may have them (docs/tenants/LEASES.md).
 
 Sources: NVIDIA's documentation of nvidia-smi (compute-policy) and MPS.
 """
@@ -103,7 +103,7 @@ def _check_interval(
 
 
 def mps_commands(allotted: Sequence[Allotted], facts: HostFacts) -> tuple[str, ...]:
-    """Return what the control daemon of these devices is told; GPUs are named by NVML's index.
+    """Return the commands for the control daemon of these devices; GPUs are named by NVML's index.
 
     Limits are by UUID, by a device's number in the claim, or for all others.
     """
@@ -232,7 +232,7 @@ class Effects:
         try:
             holders = read_holders(step["address"], self._roots)
         except HostError as error:
-            if "no such function" in error.message:  # it is gone from the bus, and everybody's
+            if "no such function" in error.message:  # it is gone from the bus, and from every user
                 return
             raise
         if holders:
@@ -295,7 +295,7 @@ def remove_mps(root: str, place: str) -> None:
 
 
 def main() -> None:
-    """Run the control daemon that standard input describes, until that is closed; says "ready" or why not."""
+    """Run the control daemon that standard input describes, until that is closed; print "ready" or why not."""
     job = json.loads(sys.stdin.readline())
     directories = mps_directories(job["root"], job["resource"])
     daemon = ControlDaemon(
@@ -315,7 +315,7 @@ def main() -> None:
         os.makedirs(base, exist_ok=True)
         with _alone(base):
             daemon.start()
-    except Exception as error:  # noqa: BLE001 - also a defect: the claim's error says so
+    except Exception as error:  # noqa: BLE001 - also a defect: it becomes the claim's error
         print(as_own_error(error).message, flush=True)
         return
     print("ready", flush=True)
@@ -327,6 +327,6 @@ def main() -> None:
 
 
 def _alone(base: str) -> AbstractContextManager[None]:
-    """Let nobody else start or end a daemon in a directory meanwhile: while drivers are updated there are two."""
+    """Keep other drivers from starting or ending a daemon in a directory: during an update two drivers run."""
     busy = HostError("OCIGPU-DRA-3", f"{base}: another driver starts or ends its control daemon", "")
     return holding(lock_file(f"{base}/.lock"), busy, MPS_SECONDS)

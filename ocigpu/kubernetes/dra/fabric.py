@@ -1,7 +1,7 @@
 """Which partitions of the NVLink fabric a GPU is in, as attributes with the names of NVIDIA's driver.
 
-A claim for four GPUs that are a partition asks for four with the same ``partition4`` (matchAttribute); the number is
-the manager's.  Source: attributes of gpu.nvidia.com 0.5 with FabricManagerPartitioning.
+A claim for four GPUs that form a partition requests four with the same ``partition4`` (matchAttribute).  The manager
+assigns the number.  Source: attributes of gpu.nvidia.com 0.5 with FabricManagerPartitioning.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +20,9 @@ MODULE_ID, PARTITION = "gpuModuleID", "partition"
 
 
 def partition_attributes(partitions: Iterable[Partition], modules: Mapping[str, int]) -> PartitionReading:
-    """Return the attributes of each GPU by its address, and what cannot be said; ``modules``: by address.  Pure.
+    """Return the attributes of each GPU by its address, and what is unknown; ``modules``: by address.  Pure.
 
-    A GPU that is in several partitions of a size has no such attribute: a claim could not choose one by it.
+    A GPU in several partitions of one size lacks the attribute, because a claim could not choose one of them by it.
     """
     found: dict[str, dict[str, int]] = {}
     problems = []
@@ -43,8 +43,8 @@ def partition_attributes(partitions: Iterable[Partition], modules: Mapping[str, 
 def read_partitions(manager: str, facts: HostFacts, settings: Settings) -> PartitionReading:
     """Return the attributes as the fabric manager at an address lists its partitions.
 
-    Asks NVML for the modules of GPUs of its driver, and registers for those of VFIO.  Raises HostError (FabricError,
-    OCIGPU-VFIO-7, OCIGPU-FW-1).
+    The module numbers come from NVML for GPUs of its driver, and from registers for those of VFIO.  Raises HostError
+    (FabricError, OCIGPU-VFIO-7, OCIGPU-FW-1).
     """
     from ocigpu.kubernetes.fabric.client import open_fabric  # needs more modules than other nodes have
 

@@ -1,7 +1,7 @@
 """Why a claim does not fit: its requests against the published devices, one condition after the other.  Pure.
 
-Selectors are CEL (:mod:`~ocigpu.kubernetes.dra.cel`), what is taken is counted by :mod:`~ocigpu.kubernetes.dra.ledger`.
-The search takes the first devices that fit together, as the scheduler does; the scheduler's own may differ.
+Selectors are CEL (:mod:`~ocigpu.kubernetes.dra.cel`); :mod:`~ocigpu.kubernetes.dra.ledger` counts allocations.  The
+search takes the first devices that fit together, as the scheduler does, but the scheduler's choice may differ.
 """
 
 import re
@@ -200,7 +200,7 @@ class _Search:
         self._chosen: list[tuple[_Option, list[PublishedDevice]]] = []
 
     def all_together(self) -> list[RequestFit]:
-        """Return what each request gets, [] if there is no such choice."""
+        """Return the devices of each request, [] if no choice fits."""
         refusals = {option.name: self._free(option)[1] for options in self._requests for option in options}
         if not self._from(0):
             return []
@@ -221,7 +221,7 @@ class _Search:
             yield RequestFit(option.name, option.wanted, picked, refusals, problem)
 
     def _may_try(self, option: _Option) -> bool:
-        """Return whether it can be tried at all: all devices are not known where some cannot be judged."""
+        """Return whether a search is possible: a request for all devices needs a verdict on each of them."""
         return not option.problem and not (option.every and _unjudged(option.refusals))
 
     def _from(self, number: int) -> bool:
@@ -267,7 +267,7 @@ class _Search:
         return False
 
     def _agrees(self, option: _Option, device: PublishedDevice) -> bool:
-        """Return whether a device has what is to be equal in common with those that were chosen, and nothing else."""
+        """Return whether a device meets the constraints: it shares, or differs in, attributes of those chosen."""
         for rule in self._constraints:
             name = rule.get("matchAttribute") or rule.get("distinctAttribute")
             if not name or not _is_named(option, rule):
@@ -333,9 +333,9 @@ def _qualified(device: PublishedDevice, name: str) -> Any:
 
 
 def why_not(expression: str, device: PublishedDevice) -> str:
-    """Return why a device does not meet an expression, "" if it does: the condition that fails, and its values.
+    """Return why a device fails an expression (the condition and its values), "" if it meets it.
 
-    It begins with JUDGED_ELSEWHERE where nobody can tell without what cel-python lacks.
+    It begins with JUDGED_ELSEWHERE if the verdict needs a feature that cel-python lacks.
     """
     result = evaluate(expression, device)
     if result is True:

@@ -19,7 +19,7 @@ CounterSets = Mapping[str, Amounts]
 
 
 class Use(NamedTuple):
-    """Who has a device; ``amounts``: of its capacity, None for all of the device."""
+    """The holder of a device; ``amounts``: of its capacity, None for all of the device."""
 
     owner: str
     amounts: Amounts | None = None
@@ -50,7 +50,10 @@ def amount(content: Any) -> Decimal:
 
 
 def consumed_capacity(device: Mapping[str, Any], driver: str, wanted: Mapping[str, Any]) -> "dict[str, Decimal] | str":
-    """Return what a request takes of a device's capacity, or why it cannot; ``wanted``: of ``capacity.requests``."""
+    """Return the amount that a request takes of a device's capacity, or why it cannot.
+
+    ``wanted`` is from ``capacity.requests``.
+    """
     asked = {_qualified(name, driver): value for name, value in wanted.items()}
     capacity = {_qualified(name, driver): each for name, each in (device.get("capacity") or {}).items()}
     for name in asked:
@@ -71,7 +74,7 @@ def consumed_capacity(device: Mapping[str, Any], driver: str, wanted: Mapping[st
 
 
 def _by_policy(part: Decimal, policy: Mapping[str, Any], whole: Decimal) -> Decimal | None:
-    """Return what is taken where so much is asked for: rounded up; None for more than is allowed."""
+    """Return the amount taken for a requested one: rounded up, None if it exceeds the limit."""
     if valid := sorted(filter(None, map(parse_quantity, policy.get("validValues") or ()))):
         return next((each for each in valid if each >= part), None)
     limits = policy.get("validRange") or {}
@@ -92,7 +95,7 @@ def _short(name: str, driver: str) -> str:
 
 
 class Ledger:
-    """Who has what; :meth:`take` and :meth:`give_back` in the order of a search."""
+    """The holders of devices; a search calls :meth:`take` and :meth:`give_back` in stack order."""
 
     def __init__(self, devices: "Iterable[tuple[Key, Mapping[str, Any], CounterSets]]", held: Uses) -> None:
         self._entries = {key: (entry, sets) for key, entry, sets in devices}
@@ -138,21 +141,21 @@ class Ledger:
         return ""
 
     def take(self, key: Key, use: Use) -> None:
-        """Note that somebody has a device."""
+        """Record that a device is taken."""
         uses = self._uses.setdefault(key, [])
         uses.append(use)
         if len(uses) == 1:
             self._count(key, 1)
 
     def take_for(self, key: Key, request: Mapping[str, Any], owner: str) -> None:
-        """Note that a request has what it asks of a device."""
+        """Record that a request takes its share of a device."""
         entry, _ = self._entries[key]
         part = consumed_capacity(entry, key[0], (request.get("capacity") or {}).get("requests") or {})
         shares = entry.get("allowMultipleAllocations") and not isinstance(part, str)
         self.take(key, Use(owner, part if shares and not isinstance(part, str) else None))
 
     def give_back(self, key: Key) -> None:
-        """Forget who took a device last."""
+        """Forget the last holder of a device."""
         self._uses[key].pop()
         if not self._uses[key]:
             del self._uses[key]

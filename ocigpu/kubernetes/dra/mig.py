@@ -1,7 +1,7 @@
-"""MIG devices that are made for a claim, at the places that its allocation names, and destroyed when it is given back.
+"""MIG devices made for a claim at the places in its allocation, and destroyed when the claim is given back.
 
-Only what a claim's record names is ever destroyed: an instance that somebody else made keeps its place, and a claim for
-that place is refused.  The MIG mode of a GPU that was whole is switched on with its first device and off with its last.
+Only instances in a claim's record are ever destroyed.  Any other instance keeps its place, and a claim for that place
+is refused.  The MIG mode of a GPU that was whole is switched on with its first device and off with its last.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,7 @@ Edit = Callable[[GpuLayout], GpuLayout]
 def plan_mig(devices: Iterable[DraDevice], view: NodeView, others: Iterable[ClaimRecord]) -> list[ClaimStep]:
     """Return the steps that make MIG devices, one for each GPU; asks NVML what is at their places now.
 
-    Raises HostError (OCIGPU-DRA-4) for a place that something has which was made for no claim, OCIGPU-MIG-3 without an
-    answer.
+    Raises HostError (OCIGPU-DRA-4) for a place occupied by an instance of no claim, OCIGPU-MIG-3 without an answer.
     """
     wanted: dict[str, list[DraDevice]] = {}
     for device in devices:
@@ -69,9 +68,9 @@ class MigEffect:
         def added(gpu: GpuLayout) -> GpuLayout:
             if not record.done:
                 try:
-                    _check_free(gpu, own)  # nobody changes it now, but somebody may have since it was planned
+                    _check_free(gpu, own)  # it is locked now, but it may have changed since it was planned
                 except HostError:
-                    step["places"] = ""  # undoing destroys nothing of theirs
+                    step["places"] = ""  # undoing does not destroy instances of others
                     raise
             there = {(one.profile, one.start) for one in gpu.instances}
             new = [place for place in _places(step) if place not in there]
@@ -94,7 +93,7 @@ class MigEffect:
 
         self._change(facts, step, without)
         if step["switched"]:
-            with suppress(HostError):  # whoever gets the whole GPU next needs its facts; this claim needs nothing more
+            with suppress(HostError):  # the next user of the whole GPU needs its facts; this claim needs nothing more
                 self._read_again()
 
     def _is_lost(self, _record: ClaimRecord, step: dict[str, str], view: NodeView | None) -> bool:

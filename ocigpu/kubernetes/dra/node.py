@@ -1,7 +1,7 @@
-"""What a node has for claims, read by a process of its own with one thread; see :mod:`ocigpu.kubernetes.node.reader`.
+"""A node's devices for claims, read by a separate single-threaded process; see :mod:`ocigpu.kubernetes.node.reader`.
 
-Nothing is needed: without a driver there may be GPUs for virtual machines, and without those there is an empty node,
-so that claims of an earlier boot can be given back on any.
+No driver is required: the node may have GPUs for virtual machines, or be empty.  So claims of an earlier boot can be
+given back on any node.
 """
 
 from collections.abc import Callable
@@ -44,12 +44,12 @@ def read_dra_node(
     fabric: str = "",
     known: "dict[str, dict[str, int]] | None" = None,
 ) -> DraReading:
-    """Return what the node has of a vendor; asks NVML, in processes of their own, from a process with one thread.
+    """Return the node's devices of a vendor; queries NVML in separate processes, from a single-threaded process.
 
-    ``settings``: those of :func:`~ocigpu.kubernetes.node.reading.host_settings`; ``layouts_too``: how GPUs could be
-    cut that are whole; ``fabric``: address of the manager of its partitions, ``known``: what was read of them before,
-    which counts for the same GPUs.  GPUs of which NVML tells nothing now, although they are there, are no reason to
-    take them away: then nothing was read.
+    ``settings``: those of :func:`~ocigpu.kubernetes.node.reading.host_settings`; ``layouts_too``: also read how whole
+    GPUs could be partitioned; ``fabric``: address of the manager of its partitions, ``known``: what was read of them
+    before, which counts for the same GPUs.  If NVML does not report GPUs that are present, they are not withdrawn: the
+    reading then counts as failed.
     """
     roots = find_roots(settings)
     problems: list[str] = []

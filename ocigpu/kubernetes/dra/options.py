@@ -1,4 +1,4 @@
-"""What ``ocigpu dra-driver`` is told: command line and environment."""
+"""The options of ``ocigpu dra-driver``: command line and environment."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class DraOptions(NamedTuple):
 
     @property
     def plugin(self) -> PluginOptions:
-        """What the device plugin would be told of the same host."""
+        """The device plugin's options for the same host."""
         return PluginOptions(
             driver_root=self.driver_root,
             dev_root=self.dev_root,

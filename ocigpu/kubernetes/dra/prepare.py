@@ -43,9 +43,9 @@ Listed = Callable[[], Collection[tuple[str, str, str]]]
 
 
 def find_facts(view: NodeView | None, uuid: str) -> HostFacts | None:
-    """Return the facts for undoing what was done to a GPU; None when it is gone, or has no driver any more.
+    """Return the facts needed to undo changes to a GPU; None when it is gone or no longer has a driver.
 
-    Raises HostError (OCIGPU-DRA-3) while that is not known: the driver is there and tells of no GPU that works.
+    Raises HostError (OCIGPU-DRA-3) while that is unknown: the driver is loaded but reports no working GPU.
     """
     if view is None:
         raise HostError("OCIGPU-DRA-3", f"GPU {uuid}: the node has not been read yet", "")
@@ -76,11 +76,11 @@ class PreparedDevice(NamedTuple):
 
 
 class ClaimEffect(NamedTuple):
-    """Something that is done for a claim and undone; both get the record, the step's arguments and the node.
+    """A change for a claim and its undoing; both get the record, the step's arguments and the node.
 
-    ``do`` raises OcigpuError; ``undo`` does no harm when nothing was done, and raises when it must be tried again.
-    ``lost`` tells of a prepared claim whether it must be done again.  The node is None for ``undo`` and ``lost`` while
-    it cannot be read.  ``shared``: claims with the same step share what it does, which is undone with the last of them.
+    ``do`` raises OcigpuError; ``undo`` is harmless after no change, and raises when it must be tried again.  ``lost``
+    returns whether the change must be repeated for a prepared claim.  The node is None for ``undo`` and ``lost`` while
+    it cannot be read.  ``shared``: claims with the same step share its change, which is undone with the last of them.
     """
 
     do: "Callable[[ClaimRecord, dict[str, str], NodeView], None]"
@@ -96,8 +96,8 @@ Planner = Callable[[Sequence[Allotted], NodeView, Sequence[ClaimRecord]], Sequen
 class Preparer:
     """Prepares claims; its methods may be called by several threads.
 
-    ``view`` returns the node, None while nobody has been able to read it.  ``effects``, ``plan``: what is done beside
-    CDI specifications; ``listed``: what the kubelet lists for pods that are there.
+    ``view`` returns the node, None while it could not be read yet.  ``effects``, ``plan``: the changes beside CDI
+    specifications; ``listed``: the kubelet's list of claims of existing pods.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Preparer:
 
     @contextmanager
     def _records(self) -> Iterator[Records]:
-        """Yield the claims as they are on the disk, alone of all threads and programs."""
+        """Yield the claims as they are on the disk; all other threads and programs are locked out."""
         with self._lock, self.store.locked():
             records, note = self.store.read(aside=True)
             if note:
@@ -135,9 +135,9 @@ class Preparer:
             yield records
 
     def recover(self) -> None:
-        """Undo what a program that was ended has left half-done, and remove the files of claims that nobody has.
+        """Undo the unfinished work of a program that was ended, and remove the files of unknown claims.
 
-        What cannot be undone now is tried again when the kubelet asks; raises HostError OCIGPU-DRA-5 only.
+        A failed undo is repeated when the kubelet asks; raises HostError OCIGPU-DRA-5 only.
         """
         with self._records() as records:
             for uid, record in list(records.items()):
@@ -172,13 +172,13 @@ class Preparer:
                 self._log("warning", error.message)
 
     def sweep_vanished(self, now: float, patience: float) -> bool:
-        """Give back what is prepared for claims that are no longer allocated, or not to this node.
+        """Give back devices of claims that are no longer allocated, or not to this node.
 
         They must have been so ``patience`` seconds ago, too: a pod that was deleted by force is still ending when its
-        claim is gone, and the kubelet gives it back itself.  What the kubelet lists for a pod is kept: whoever may
-        delete a claim must not take its devices from containers that run.  Returns whether some are waited for; raises
-        HostError (OCIGPU-DRA-5; OCIGPU-KUBE-5, OCIGPU-DRA-3 when the API server or the kubelet cannot be asked: then
-        nothing is given back).
+        claim is gone, and the kubelet gives the claim back itself.  A claim that the kubelet lists for a pod is kept:
+        the right to delete a claim must not take devices from running containers.  Returns whether some are still
+        waited for; raises HostError (OCIGPU-DRA-5; OCIGPU-KUBE-5, OCIGPU-DRA-3 when the API server or the kubelet
+        cannot be asked: then nothing is given back).
         """
         since: dict[str, float] = {}
         records = self.held()
@@ -201,7 +201,7 @@ class Preparer:
         return any(now - moment < patience for moment in since.values())
 
     def made_places(self) -> set[MigPlace]:
-        """Return where MIG devices are, or are being made, for claims, and on which boards; waits for nobody."""
+        """Return where MIG devices exist, or are being made, for claims, and on which boards; never blocks."""
         records = self.store.read()[0].values()
         switched = {
             step.arguments["gpu"] for record in records for step in record.steps if step.arguments.get("switched")
@@ -212,16 +212,16 @@ class Preparer:
         }
 
     def held(self) -> tuple[ClaimRecord, ...]:
-        """Return what is prepared now, or being prepared; raises HostError OCIGPU-DRA-5."""
+        """Return the claims that are prepared or being prepared; raises HostError OCIGPU-DRA-5."""
         with self._lock:
             return tuple(self.store.read()[0].values())
 
     # prepare
 
     def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
-        """Return the devices of a claim, which its containers may have from now on; raises OcigpuError.
+        """Return the devices of a claim, which its containers may use from now on; raises OcigpuError.
 
-        The API server is asked before others are kept waiting: it may take long, and giving back does not need it.
+        The API server is queried before the lock is taken: it may take long, and giving back does not need it.
         """
         known, asked = self.store.read()[0].get(claim.uid), []
         if known is None or not known.done:
@@ -294,7 +294,7 @@ class Preparer:
     # give back
 
     def unprepare(self, claim: ClaimRef) -> None:
-        """Give everything back that was prepared for a claim; one that is not known is no error.
+        """Give back everything that was prepared for a claim; an unknown claim is not an error.
 
         Needs neither a driver nor the API server for a claim of an earlier boot.  Raises OcigpuError.
         """

@@ -1,7 +1,7 @@
-"""The node's slices at the API server are kept what they are to be; nothing is written for nothing.
+"""Keeps the node's slices at the API server equal to its offer; writes only changes.
 
 A pool is replaced as a whole: all slices of the next generation first, counters before the devices that need them, then
-the old ones go.  What the server leaves out of what it is given is noticed, said, and then no longer relied on.
+the old ones go.  If the server drops a field, the publisher notices, reports it, and no longer relies on the field.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from ocigpu.kubernetes.dra.slices import (
 
 
 class Published(NamedTuple):
-    """What was done: slices made and removed; ``features``: what the server keeps."""
+    """The result: slices made and removed; ``features``: the fields that the server keeps."""
 
     made: int
     removed: int
@@ -41,10 +41,10 @@ class Publisher:
         self.features = ApiFeatures()
 
     def publish(self, devices: Sequence[DraDevice]) -> Published:
-        """Make the pool these devices; those that the API would refuse are left out, and said.
+        """Publish these devices as the pool; those that the API would refuse are left out and reported.
 
-        Raises HostError OCIGPU-KUBE-5 when the server cannot be asked, OCIGPU-DRA-7 when it refuses: the pool that it
-        had stays then.
+        Raises HostError OCIGPU-KUBE-5 when the server cannot be reached, OCIGPU-DRA-7 when it refuses; then the former
+        pool stays.
         """
         good = []
         for device in devices:
@@ -66,7 +66,7 @@ class Publisher:
                 raise HostError("OCIGPU-DRA-7", f"the API server leaves out of a ResourceSlice: {fields}")
 
     def _replace(self, wanted: Sequence[Slice]) -> "Published | tuple[str, ...]":
-        """Return what was done, or the fields that the server leaves out; then nothing has changed."""
+        """Return the result, or the fields that the server drops; in that case nothing has changed."""
         version = self._cluster.version
         change = plan_slices(wanted, self._cluster.list_slices(self._pool.driver, self._pool.node))
         made: list[str] = []

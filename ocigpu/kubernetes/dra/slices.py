@@ -65,7 +65,7 @@ def make_slices(
 ) -> tuple[Slice, ...]:
     """Return the specs of a pool's slices, of generation 1, those with counters first; a pool without devices has one.
 
-    Without counters nothing is offered that needs them, without taints nothing that has one.
+    Without counters, devices that need them are left out; without taints, tainted devices are left out.
     """
     offered = [device for device in devices if features.taints or not device.taints]
     if not features.counters:
@@ -94,7 +94,7 @@ def _as_pool(parts: Sequence[dict[str, Any]], pool: Pool, generation: int = 1) -
 
 
 def as_generation(slices: Sequence[Slice], generation: int) -> tuple[Slice, ...]:
-    """Return the slices as those of another generation."""
+    """Return the slices with another generation."""
     return tuple({**each, "pool": {**each["pool"], "generation": generation}} for each in slices)
 
 
@@ -118,7 +118,7 @@ def counter_set_name(board: str) -> str:
 
 
 def _counter_set(board: str, devices: Sequence[DraDevice]) -> dict[str, Any]:
-    """Return what the devices of a board share; a GPU with several drivers for it is there once."""
+    """Return the counters that the devices of a board share; a GPU with several drivers counts once."""
     names = {name for device in devices if device.board == board for name in device.counters}
     return {"name": counter_set_name(board), "counters": _ones(sorted(names) or ["gpu"])}
 
@@ -128,7 +128,7 @@ def _ones(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def _device(device: DraDevice, whole: Mapping[str, Any] | None, features: ApiFeatures) -> dict[str, Any]:
-    """Return the entry of a device; ``whole``: the counters of its board, None where nothing is shared."""
+    """Return the entry of a device; ``whole``: the counters of its board, None if nothing is shared."""
     entry: dict[str, Any] = {"name": device.name, "attributes": device.attributes}
     if device.capacity:
         entry["capacity"] = {name: {"value": value} for name, value in device.capacity.items()}
@@ -311,9 +311,9 @@ class SliceChange(NamedTuple):
 
 
 def plan_slices(wanted: Sequence[Slice], present: Sequence[Present]) -> SliceChange:
-    """Return what makes a pool what is wanted; nothing is written when it is that already.
+    """Return the writes that bring a pool to the desired state; none if it is already in that state.
 
-    Slices of older generations, which an interrupted change has left, go.
+    Slices of older generations, left by an interrupted change, are removed.
     """
     newest = max((each.generation for each in present), default=0)
     current = [each for each in present if each.generation == newest]

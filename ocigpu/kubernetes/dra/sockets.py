@@ -1,10 +1,10 @@
-"""The driver's two sockets: one that tells the kubelet who it is, one on which claims are prepared.
+"""The driver's two sockets: one registers it with the kubelet, on the other claims are prepared.
 
-The service answers before the registrar's socket appears, because the kubelet takes what it finds.  With ``instance``
-the sockets have it in their names, so that an old and a new driver are there at the same time; the kubelet uses the
-newest and falls back to the other (1.33).
-Sources: k8s.io/kubelet pkg/apis (pluginregistration/v1, dra/v1 and v1beta1, dra-health), the helper kubeletplugin of
-k8s.io/dynamic-resource-allocation (names of directories and sockets, one claim after the other).
+The service answers before the registrar's socket appears, because the kubelet uses a socket as soon as it finds it.
+With ``instance`` in the names of the sockets an old and a new driver can run at the same time; the kubelet uses the
+newest and falls back to the other (1.33).  Sources: k8s.io/kubelet pkg/apis (pluginregistration/v1, dra/v1 and v1beta1,
+dra-health), the helper kubeletplugin of k8s.io/dynamic-resource-allocation (names of directories and sockets, one claim
+after the other).
 """
 
 import base64
@@ -106,7 +106,7 @@ class DraServer:
             raise
 
     def stop(self, seconds: float) -> None:
-        """Unregister, end the streams, and let calls that run go on for so long."""
+        """Unregister, end the streams, and grant running calls this much time."""
         self.registrar.stop()
         self._health.end()
         self.service.stop(seconds)
@@ -165,7 +165,7 @@ class DraServer:
         return {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
 
     def _try(self, function: "Callable[[ClaimRef], Any]", claim: ClaimRef) -> tuple[Any, str]:
-        """Return what a function returns, or the error of this claim in one line: others of the call go on."""
+        """Return a function's result, or the error of this claim in one line; the other claims of the call continue."""
         try:
             return function(claim), ""
         except Exception as error:  # noqa: BLE001 - also a defect: the kubelet hears of it, the next call works

@@ -32,7 +32,7 @@ CLASS = "claim"
 
 
 class NodeView(NamedTuple):
-    """The node as it was read last: what it offers, and with which settings it was read."""
+    """The last reading of the node: its offer, and the settings of that reading."""
 
     node: DraNode
     devices: tuple[DraDevice, ...]
@@ -62,7 +62,7 @@ def family_of(allotted: Allotted) -> str:
 
 
 def swept_specs(directory: str, driver: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the files of claims that nobody knows."""
+    """Return the files of unknown claims."""
     start = f"{directory}/k8s.{driver}-{CLASS}_"
     paths = glob.glob(f"{glob.escape(start)}*.json")
     return tuple(sorted(path for path in paths if path[len(start) :].rpartition("_")[0] not in known))
@@ -71,7 +71,7 @@ def swept_specs(directory: str, driver: str, known: Sequence[str]) -> tuple[str,
 def write_claim_spec(path: str, claim: ClaimRef, allotted: Sequence[Allotted], driver: str, view: NodeView) -> None:
     """Write the file of a claim's devices, all of one family.
 
-    Raises HostError, RequestError or CdiError for what the host lacks; then there is no file.
+    Raises HostError, RequestError or CdiError if the host lacks something; then no file exists.
     """
     spec = make_claim_spec(claim, allotted, driver, view)
     write_spec(on_the_host(spec, view.options, view.settings), path, "json")
@@ -112,7 +112,7 @@ def make_claim_spec(claim: ClaimRef, allotted: Sequence[Allotted], driver: str, 
 
 
 def _as_made(device: DraDevice, node: DraNode) -> DraDevice:
-    """Return a device as it is there: one that was made for the claim has a UUID of its own."""
+    """Return a device as it exists now: one that was made for the claim has a UUID of its own."""
     if not device.place:
         return device
     uuid = made_uuid(device, node)
@@ -162,15 +162,15 @@ def _iommu_node(settings: Settings) -> DeviceNode | None:
 
 
 def remove_spec(path: str) -> None:
-    """Remove a file of a claim; one that is not there is no error.  Raises CdiError."""
+    """Remove a file of a claim; a missing one is not an error.  Raises CdiError."""
     with OsErrorAs(CdiError, "OCIGPU-CDI-8", f"remove {path}"), suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def is_written(path: str) -> bool:
-    """Tell whether a file of a claim is there and whole."""
+    """Tell whether a file of a claim exists and is complete."""
     try:
         with open(path, encoding="utf-8") as file:
             return bool(json.load(file).get("devices"))
-    except (OSError, ValueError, AttributeError):  # gone, or somebody else's: it is written again
+    except (OSError, ValueError, AttributeError):  # missing or foreign: it is written again
         return False

@@ -1,9 +1,9 @@
 """Which claims are prepared, in a file that survives everything but a reboot.
 
-A claim is written down before anything is done for it, with every step before it is taken: whoever reads the file knows
-what there may be to undo.  Several programs may be at work on it, one at a time (rolling updates): what counts is the
-file, never what a program remembers.  After a reboot nothing is prepared: instances, bindings and containers are gone.
-Unknown fields of a later version are left out, so that going back to an earlier version works.
+A claim and every step are written down before the step is taken, so the file lists all that may need undoing.  Several
+programs may use it, one at a time (rolling updates): the file counts, never a program's memory.  After a reboot nothing
+is prepared: instances, bindings and containers are gone.  Unknown fields of a later version are ignored, so a downgrade
+works.
 """
 
 import glob
@@ -61,9 +61,9 @@ _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA
 def parse_checkpoint(content: bytes) -> tuple[str, Records]:
     """Return the boot id and the claims of a checkpoint of NVIDIA's driver; raises as :func:`parse_claims`.
 
-    A claim has every GPU and MIG device of which it keeps the UUID, MIG devices with their GPUs.  Source:
-    checkpointv.go and prepared.go of github.com/kubernetes-sigs/dra-driver-nvidia-gpu; versions before 0.4 have "v1"
-    only, without names and boot.
+    A claim holds every GPU and MIG device whose UUID it stores; a MIG device includes its GPU.  Source: checkpointv.go
+    and prepared.go of github.com/kubernetes-sigs/dra-driver-nvidia-gpu; versions before 0.4 have "v1" only, without
+    names and boot.
     """
     document = json.loads(content)
     data = document.get("v2") or document.get("v1") or {}
@@ -95,7 +95,7 @@ class ClaimStore:
         self._boot = boot
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the lock between programs; those who wait too long get an error, and the kubelet asks again."""
+        """Hold the lock between programs; a caller that waits too long gets an error, and the kubelet retries."""
         path = f"{self.directory}/{self.lock}"
         try:
             fd = lock_file(path)
@@ -106,9 +106,9 @@ class ClaimStore:
         )
 
     def read(self, aside: bool = False) -> "tuple[Records, str]":
-        """Return the claims by uid, and a note if those of the file do not count, "" if they do.
+        """Return the claims by uid, and a note if the file's claims are void, "" if they are valid.
 
-        ``aside``: move a file away that is not understood; for who has the lock, and says the note.
+        ``aside``: move an unreadable file away; only for the lock holder, who must report the note.
         """
         try:
             boot, records = self._load()
@@ -119,9 +119,9 @@ class ClaimStore:
         return records, ""
 
     def prepared(self) -> tuple[ClaimRecord, ...]:
-        """Return what is prepared since the machine was started, for others than the driver.
+        """Return the claims prepared since boot, for programs other than the driver.
 
-        Raises HostError (OCIGPU-DRA-5) also for a file that is not understood: it may hold anything.
+        Raises HostError (OCIGPU-DRA-5) also for an unreadable file, which may hold any claim.
         """
         try:
             boot, records = self._load()
@@ -173,7 +173,7 @@ class CheckpointStore(ClaimStore):
 def find_stores(plugins: str) -> tuple[ClaimStore, ...]:
     """Return the claims of the drivers that have been on a node; ``plugins``: the kubelet's directory of plugins.
 
-    A directory counts that nobody but root and the user of this process can have written into.
+    A directory counts only if no user but root and this process's user can have written into it.
     """
     found = []
     kinds = (ClaimStore, CheckpointStore)

@@ -1,4 +1,4 @@
-"""What a driver says of itself, in a file beside its claims, for ``ocigpu doctor --claims``."""
+"""A driver's status, in a file beside its claims, for ``ocigpu doctor --claims``."""
 
 import json
 from typing import NamedTuple
@@ -9,10 +9,9 @@ FILE = "status.json"
 
 
 class DriverStatus(NamedTuple):
-    """``registered``: whether the kubelet took it, None while it has not said; ``refusal``: why it did not.
+    """``registered``: whether the kubelet accepted it, None before its answer; ``refusal``: why not.
 
-    ``missing``: features of the API without which it publishes, names of
-    :class:`~ocigpu.kubernetes.dra.slices.ApiFeatures`.
+    ``missing``: API features that it publishes without, names of :class:`~ocigpu.kubernetes.dra.slices.ApiFeatures`.
     """
 
     driver: str = ""
@@ -28,7 +27,7 @@ def write_status(directory: str, status: DriverStatus) -> None:
 
 
 def parse_status(text: str) -> DriverStatus:
-    """Return what a file says, unknown fields left out; raises ValueError, TypeError or KeyError for another file."""
+    """Return the status in a file, ignoring unknown fields; raises ValueError, TypeError or KeyError."""
     data = json.loads(text)
     more = {name: data[name] for name in ("registered", "refusal") if name in data}
     return DriverStatus(

@@ -31,7 +31,7 @@ class ServiceAddress:
         return ":".join([self.kind, *filter(None, [self.host]), *([str(self.number)] if self.number else [])])
 
     def endpoint(self) -> tuple[int, str | tuple[int, int]]:
-        """Return family and address of a unix or vsock socket: all that is different between them, but for who calls.
+        """Return family and address of a unix or vsock socket.
 
         Listening, a vsock has no CID of its own to name (vsock(7), VMADDR_CID_ANY).
         """

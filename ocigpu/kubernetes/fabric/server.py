@@ -1,7 +1,8 @@
-"""The partitions of a manager that listens inside its machine alone, for the host: ``ocigpu fabric serve``.
+"""``ocigpu fabric serve``: gives the host the partitions of a manager that listens only inside its machine.
 
-Who calls is known before anything is answered: by the kernel for a vsock (CID) and a unix socket (uid), whose
-connections are passed on only then; by the certificate for TCP, where both sides show one.  Nobody may unless named.
+Every caller is identified before it gets an answer.  For a vsock (CID) and a unix socket (uid) the kernel identifies
+it, and its connection is passed on only then.  For TCP both sides present a certificate.  Only named callers are
+allowed.
 """
 
 import contextlib
@@ -98,7 +99,7 @@ class FabricServer:
         self._clean()
 
     def stop(self) -> None:
-        """End: calls at work are let finish for some seconds."""
+        """Stop; running calls get some seconds to finish."""
         self._server.stop(STOP).wait()
         self._clean()
 
@@ -121,7 +122,7 @@ class FabricServer:
                 return read()
             except FabricError as error:
                 self._log.failed("tls", error)
-                return None  # those of before
+                return None  # earlier callers
 
         credentials = grpc.dynamic_ssl_server_credentials(read(), read_again, require_client_authentication=True)
         port = self._server.add_secure_port(f"{address.host}:{address.number}", credentials)
@@ -129,14 +130,14 @@ class FabricServer:
         return ServiceAddress("tcp", address.host, port)
 
     def _listen(self, address: ServiceAddress) -> ServiceAddress:
-        """Listen on a socket whose callers the kernel tells, in front of one that nobody else can reach."""
+        """Listen on a socket whose callers the kernel identifies, in front of a private one."""
         self._directory = tempfile.mkdtemp(prefix="ocigpu-fabric-")
         inner = f"{self._directory}/socket"
         self._server.add_insecure_port(f"unix:{inner}")
         self._server.start()
 
         if address.kind == "unix":
-            with contextlib.suppress(FileNotFoundError):  # a file of another kind is none of ours: the bind fails
+            with contextlib.suppress(FileNotFoundError):  # a file of another kind is not ours: the bind fails
                 if stat.S_ISSOCK(os.lstat(address.host).st_mode) and not _answers(address.host):
                     os.unlink(address.host)
         self._relay = Relay(
@@ -165,7 +166,7 @@ class FabricServer:
             except OcigpuError as error:
                 self._say("warning", verb, who, request, error.line)
                 _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
-            except Exception as error:  # noqa: BLE001 - a defect: the caller is told, and the next call may work
+            except Exception as error:  # noqa: BLE001 - a defect: the caller gets it, and the next call may work
                 self._say("error", verb, who, request, f"{type(error).__name__}: {error}")
                 _abort(context, grpc.StatusCode.INTERNAL, as_own_error(error))
             if verb != "list":
@@ -206,7 +207,7 @@ def _answers(path: str) -> bool:
 
 
 def _caller_of(connection: socket.socket) -> str:
-    """Return who is on the other end, as the kernel says: unix(7), SO_PEERCRED; vsock(7)."""
+    """Return the peer of a connection, as the kernel reports it: unix(7), SO_PEERCRED; vsock(7)."""
     if connection.family == socket.AF_UNIX:
         size = struct.calcsize("3i")
         return f"uid:{struct.unpack('3i', connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[1]}"

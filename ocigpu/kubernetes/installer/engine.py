@@ -1,7 +1,7 @@
-"""The engine of a Kubernetes node, seen from a pod that has the host's root and process ids: told, restarted, watched.
+"""The engine of a Kubernetes node: identified, restarted and watched from a pod with the host's root and PIDs.
 
-Its configuration is changed by the installed ``ocigpu engine``, run on the host by chroot(1): paths, the engine's own
-check of its files and its version are the host's then.
+The installed ``ocigpu engine`` changes its configuration.  It runs on the host by chroot(1), so paths, the engine's own
+check of its files and its version are the host's.
 """
 
 import os
@@ -33,7 +33,7 @@ _SAFE_KILL_MODE = "process"
 
 
 class Running(NamedTuple):
-    """A daemon that runs: told from another of the same process id by when it was started."""
+    """A running daemon; its start time distinguishes it from another one with the same process id."""
 
     daemon: Daemon
     started: int
@@ -42,7 +42,7 @@ class Running(NamedTuple):
 
 
 class HostEngine:
-    """``name``, ``config``: engine and file, "" for the one that runs.  ``seconds``: how long a restart may take."""
+    """``name``, ``config``: engine and file, "" for the running one.  ``seconds``: how long a restart may take."""
 
     def __init__(self, host_root: str, name: str = "", config: str = "", seconds: float = 120.0) -> None:
         self.host_root, self.name, self.config, self.seconds = host_root, name, config, seconds
@@ -240,7 +240,7 @@ class HostEngine:
 
 
 def own_sockets(sockets: frozenset[str]) -> frozenset[str]:
-    """Return the sockets at which an engine serves its own API; others, as that of its NRI plug-ins, may come later.
+    """Return the sockets at which an engine serves its own API; others, such as NRI's, may appear later.
 
     containerd has a second one beside it, PATH.ttrpc (cmd/containerd/command/main.go); NRI's is nri.sock
     (containerd/nri, pkg/api).

@@ -1,8 +1,8 @@
-"""The package's files on a host, put there by a pod: versions side by side, and a link to the one in use.
+"""The package's files on a host, installed by a pod: versions side by side, and a link to the one in use.
 
 ``PREFIX/versions/ID`` is the tree of one version, made for that path and never changed; ``PREFIX/current`` leads to it.
-A new version is complete before the link is exchanged by a rename, and the former one stays: a program that runs goes
-on with its own files.  Directories are resolved below the host's root, as the host itself sees them.
+A new version is complete before a rename exchanges the link.  The former version stays, so a running program keeps its
+own files.  Directories are resolved below the host's root, as the host itself sees them.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class HostFiles:
             return _read_link(fd).removeprefix(f"{VERSIONS}/") if fd >= 0 else ""
 
     def place(self, payload: str, try_out: Callable[[str], None]) -> str:
-        """Put the image's version on the host and make it the one in use; return its name, "" if it was before.
+        """Put the image's version on the host and activate it; return its name, "" if it was active before.
 
         ``try_out`` is called with the path of a new version, and raises when it does not work there.
         """
@@ -124,7 +124,7 @@ class HostFiles:
             )
 
     def _forget_caches(self) -> None:
-        """Remove what stubs of the former version know (see ocigpu/entry/pass_through.py); programs write it anew."""
+        """Remove the former version's stub caches (see ocigpu/entry/pass_through.py); programs rewrite them."""
         try:
             with self._root() as root_fd:
                 fd = open_in_root(root_fd, "/run/ocigpu", _DIRECTORY)
@@ -137,7 +137,7 @@ class HostFiles:
 
     @contextlib.contextmanager
     def _open(self, below: str, missing_ok: bool = False, above: bool = False) -> Iterator[int]:
-        """Yield a descriptor of a directory below the prefix (or of the one above it), -1 if it may be missing."""
+        """Yield a descriptor of a directory below the prefix (or its parent), -1 for an optional missing one."""
         path = os.path.dirname(self.prefix) if above else f"{self.prefix}{below}"
         with self._failing(f"open {path}"), self._root() as root_fd:
             try:

@@ -1,8 +1,8 @@
-"""``ocigpu node-installer``: ocigpu on a Kubernetes node, by a pod: files, the engine's configuration, its restart.
+"""``ocigpu node-installer``: a pod that installs ocigpu on a node: files, engine configuration, restart.
 
-In order, and each step only if it is needed: the files are placed beside those of the former version and made the ones
-in use; the engine's configuration is changed and checked by the engine; the engine is restarted and seen to listen
-again, or all is taken back.  What came of it is a label of the node.
+The steps in order, each only if needed: place the files beside the former version and activate them; change the
+engine's configuration and let the engine check it; restart the engine and wait until it listens again, or undo
+everything.  A label of the node shows the result.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class RestartFailedError(HostError):
 
 
 class InstallerOptions(NamedTuple):
-    """What the command line says; see ``ocigpu node-installer --help``."""
+    """The options of the command line; see ``ocigpu node-installer --help``."""
 
     host_root: str = "/host"
     payload: str = "/opt/ocigpu-node"
@@ -167,9 +167,9 @@ class NodeInstaller:
     # again and again
 
     def run(self, removing: bool, remove_on_exit: bool) -> None:
-        """Install (or remove) and stay until SIGTERM; what fails is tried again, what is done looked at each hour.
+        """Install (or remove) and stay until SIGTERM; failures are retried, results are checked every hour.
 
-        After an engine that did not come back nothing is tried until SIGHUP or the pod's replacement.
+        If the engine did not come back, the next attempt waits for SIGHUP or the pod's replacement.
         """
         retry = Backoff(FIRST_RETRY, LAST_RETRY)
         with Signals() as signals:

@@ -1,7 +1,7 @@
 """Labels of a node about its GPUs, in the names of NVIDIA's GPU feature discovery.  Pure.
 
-What is not known has no label.  Differences to NVIDIA's program: GPUs of several models are labelled by the most
-frequent one, and a driver version of another shape costs only its own labels.
+Unknown values have no label.  Differences to NVIDIA's program: GPUs of several models are labelled by the most frequent
+one, and a driver version of another shape costs only its own labels.
 
 A vGPU, which a hypervisor made up, shows in its PCI configuration space: a vendor-specific capability that begins with
 the letters VF and holds records (type, length, data).  The record of type 0 is the host driver's version and branch,
@@ -36,7 +36,7 @@ class Vgpu(NamedTuple):
 
 
 def parse_vgpu(config: bytes) -> Vgpu | None:
-    """Return what a function's configuration space (sysfs ``config``) says of its vGPU; None when it is none."""
+    """Return the vGPU in a function's configuration space (sysfs ``config``); None if it is not a vGPU."""
     if len(config) < SPACE or not config[STATUS] & HAS_CAPABILITIES:
         return None
     position, seen = config[FIRST_CAPABILITY], set[int]()
@@ -72,7 +72,7 @@ _VERSION = re.compile(r"[0-9]+\.[0-9]+(\.[0-9]+)?")
 
 
 class Surroundings(NamedTuple):
-    """What is not of the driver: name of the machine, PCI classes of its GPUs, vGPU, time in Unix seconds or None."""
+    """Facts from outside the driver: machine name, PCI classes of its GPUs, vGPU, Unix time or None."""
 
     machine: str = ""
     pci_classes: frozenset[int] = frozenset()
@@ -104,7 +104,7 @@ def make_machine_labels(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the labels of a node whose GPUs are for virtual machines, and notes; ``models``: of each GPU.
 
-    Nobody on the host can ask such a GPU for more than the PCI bus tells.
+    The host knows no more about such a GPU than the PCI bus reports.
     """
     counts = Counter(models)
     labels = {
@@ -125,7 +125,7 @@ def _machine(around: Surroundings) -> dict[str, str]:
 def _finish(
     labels: dict[str, str], configuration: Configuration, around: Surroundings, notes: Sequence[str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the labels that Kubernetes takes, with those of every node, and the notes with one for each other."""
+    """Return the labels that Kubernetes accepts, with those of every node, and a note for each other label."""
     labels["vgpu.present"] = _bool(around.vgpu is not None)
     if around.timestamp is not None and not configuration.options.no_timestamp:
         labels["gfd.timestamp"] = str(around.timestamp)

@@ -1,12 +1,12 @@
-"""``ocigpu node-labels``: the labels of this node, once or again and again.
+"""``ocigpu node-labels``: the labels of this node, once or at intervals.
 
-Labels stay while the driver does not answer and while the program is restarted: pods that wait for such a node need
-them.  (NVIDIA's program removes them whenever it ends.)
+Labels stay while the driver does not answer and while the program restarts, because pods that wait for such a node need
+them. (NVIDIA's program removes them whenever it ends.)
 
 They are written to a file of node feature discovery, its NodeFeature resource, or the node itself.  A NodeFeature
 belongs to the DaemonSet of our pod, not to the pod: it outlives a restart and is removed with the DaemonSet.  Rights of
 the service account: pods get and nodefeatures patch, create (with removal: delete) in its own namespace; for the node
-itself nodes patch, which the chart's admission policy narrows to the own node.
+itself nodes patch, which the chart's admission policy limits to the pod's own node.
 """
 
 import os
@@ -72,7 +72,7 @@ class LabelPlace(NamedTuple):
 
 
 def feature_name(node: str) -> str:
-    """Return the name of the NodeFeature of a node, that of NVIDIA's program."""
+    """Return the name of a node's NodeFeature; it is the name that NVIDIA's program uses."""
     return f"nvidia-features-for-{node}"
 
 
@@ -81,8 +81,8 @@ def find_place(
 ) -> LabelPlace:
     """Return where labels go; ``target`` "": a NodeFeature in a pod with useNodeFeatureAPI set, else a file.
 
-    Asks the API server who owns our pod.  Raises SettingsError (OCIGPU-KUBE-1) when something needed is not in the
-    environment, HostError (OCIGPU-KUBE-5).
+    Queries the API server for the owner of our pod.  Raises SettingsError (OCIGPU-KUBE-1) when the environment lacks a
+    required variable, HostError (OCIGPU-KUBE-5).
     """
     server = server or find_api_server(environment)
     node = environment.get("NODE_NAME", "")
@@ -124,7 +124,7 @@ def publish(place: LabelPlace, labels: Mapping[str, str]) -> None:
 
 
 def withdraw(place: LabelPlace) -> None:
-    """Remove the labels; those that are not there are no error.  Raises HostError."""
+    """Remove the labels; missing ones are not an error.  Raises HostError."""
     if place.target == "file":
         remove_features(place.path)
     elif place.target == "node":
@@ -158,7 +158,7 @@ def _find_owner(server: ApiServer, namespace: str, pod: str) -> "dict[str, Any]"
 
 
 def write_features(path: str, text: str) -> None:
-    """Write a file of features.d, mode 0644, or leave what was there; missing directories are made.
+    """Write a file of features.d, mode 0644, or leave the former one; missing directories are made.
 
     Raises HostError (OCIGPU-HOST-3) when it cannot be written.
     """
@@ -174,7 +174,7 @@ def write_features(path: str, text: str) -> None:
 
 
 def remove_features(path: str) -> None:
-    """Remove the file of features.d; one that is not there is no error."""
+    """Remove the file of features.d; a missing one is not an error."""
     with OsErrorAs(HostError, "OCIGPU-HOST-3", f"remove {path}", ""), suppress(FileNotFoundError):
         os.unlink(path)
 
@@ -195,9 +195,9 @@ class Labels(NamedTuple):
 
 
 def read_labels(settings: Settings, configuration: Configuration, now: float) -> Labels:
-    """Return the labels of this node as it is; asks NVML.  ``now``: Unix seconds, for the label with the time.
+    """Return the labels of this node; queries NVML.  ``now``: Unix seconds, for the label with the time.
 
-    Those of GPU feature discovery, and what every vendor whose driver the host has adds.
+    They are those of GPU feature discovery and those of every other vendor whose driver the host has.
     """
     options = configuration.options
     ours = host_settings(settings, options)
@@ -216,7 +216,7 @@ def read_labels(settings: Settings, configuration: Configuration, now: float) ->
 
 
 def read_surroundings(sys: str, machine_type_file: str, timestamp: int | None) -> Surroundings:
-    """Return the machine's name and what the PCI bus says of its GPUs; needs no privilege."""
+    """Return the machine's name and the PCI bus's facts about its GPUs; needs no privilege."""
     functions = [each for each in read_functions(sys, NVIDIA_VENDOR) if each.base_class in GPU_CLASSES]
     spaces = (read_bytes(f"{sys}/bus/pci/devices/{each.address}/config", SPACE) or b"" for each in functions)
     vgpus = (vgpu for vgpu in map(parse_vgpu, spaces) if vgpu is not None)
@@ -251,8 +251,8 @@ class Labeller:
     def run(self, remove_on_exit: bool) -> None:
         """Label at intervals until SIGTERM, SIGINT or SIGQUIT, and at once at SIGHUP; once with oneshot.
 
-        Raises an error of oneshot, and of the configuration it is begun with; others are logged and tried again, unless
-        it was told to end when the first labelling does not work (failOnInitError).
+        Raises errors of oneshot and of the first configuration.  Other errors are logged and the work is retried,
+        unless failOnInitError is set and the first labelling fails.
         """
         if self._configuration.options.oneshot:
             self.once()
@@ -280,10 +280,10 @@ class Labeller:
             self._log("info", f"labels removed: {place}")
 
     def once(self, *, anyway: bool = False) -> None:
-        """Read the node and publish labels that have changed; raises HostError when either does not work.
+        """Read the node and publish labels that have changed; raises HostError when either fails.
 
-        Those that have not changed keep their time, and are published once in HEARTBEAT seconds, or ``anyway``: the API
-        server makes neither an event nor a version of an object that is applied as it is.
+        Unchanged labels keep their time, and are published once in HEARTBEAT seconds, or with ``anyway``.  The API
+        server creates neither an event nor a version when an object is applied unchanged.
         """
         configuration = self._configure()
         found = read_labels(self._settings, configuration, time.time())
@@ -307,7 +307,7 @@ class Labeller:
             self._log("info", f"{len(labels)} labels: {place}", labels=labels)
 
     def _is_there(self, place: LabelPlace, labels: Mapping[str, str], now: float) -> bool:
-        """Return whether labels need not be written again: a file is looked at, the API server believed for a while."""
+        """Return whether labels need not be written again: a file is checked, the API server is trusted for a while."""
         if place.target == "file":
             return read_bytes(place.path, MAX_FILE) == render_features(labels).encode()
         return self._written is not None and self._written[0] == place and now - self._written[1] < HEARTBEAT

@@ -1,7 +1,7 @@
-"""The program that takes GPUs back on a node: looks who has them, resets, switches partitions off, checks.
+"""The program that takes GPUs back on a node: finds their holders, resets, switches partitions off, checks.
 
-It decides nothing: the state machine says what is lacking (:func:`~ocigpu.kubernetes.leases.lease.work`), this does
-it and tells what came of it.  It may be killed at any time; the next one goes on from the journal.
+It makes no decisions: the state machine returns the pending work (:func:`~ocigpu.kubernetes.leases.lease.work`), and
+the agent does it and reports the result.  It may be killed at any time; the next one continues from the journal.
 """
 
 from collections import Counter
@@ -37,16 +37,16 @@ class NodeHands(Protocol):
         """Return the processes that have a GPU open."""
 
     def pods(self) -> Mapping[str, LeaseHolder]:
-        """Return which pod has which GPU, as the kubelet says; raises where it may not know all of its pods."""
+        """Return the pod of each GPU, as the kubelet reports it; raises if the kubelet may not know all of its pods."""
 
     def reset(self, gpu: str) -> str:
-        """Reset a GPU that nobody holds; returns the proof in a line."""
+        """Reset a GPU that has no holder; returns the proof in a line."""
 
     def deactivate(self, gpus: Collection[str]) -> None:
         """Switch off every partition with one of these GPUs."""
 
     def sick(self) -> Mapping[str, str]:
-        """Return GPUs that must not go to another tenant as they are, with the reason in a word, a colon and text."""
+        """Return GPUs that must not go to another tenant in their state; the reason is a word, a colon and text."""
 
     def check(self, gpu: str) -> Sequence[str]:
         """Compare firmware and health with the baseline; returns the deviations, a line each."""
@@ -80,7 +80,7 @@ class NodeAgent:
         self._started = False
 
     def step(self) -> Mapping[str, Lease]:
-        """Take in what is done, look, tell, and begin what is lacking; returns the leases.
+        """Collect finished work, observe, report, and begin the pending work; returns the leases.
 
         Raises HostError (OCIGPU-LEASE-1) when the journal cannot be used; the next call tries again.
         """
@@ -140,7 +140,7 @@ class NodeAgent:
         return lease.phase if lease else None
 
     def _ask(self, what: str, question: Callable[[], Answered], otherwise: Otherwise) -> Answered | Otherwise:
-        """Return the answer, or something else where there is none; says why once."""
+        """Return the answer, or a substitute if it fails; logs the reason once."""
         try:
             answer = question()
         except OcigpuError as error:
@@ -195,7 +195,7 @@ def carry_out(hands: NodeHands, task: LeaseTask) -> LeaseEvent:
         deviations = hands.check(task.gpus[0])
         kind = LeaseEventKind.CHECK_MISMATCH if deviations else LeaseEventKind.CHECK_PASSED
         return LeaseEvent(kind, text="; ".join(deviations))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the GPU is not given away, and it is tried again
+    except Exception as error:  # noqa: BLE001 - after any error the GPU is kept back, and the work is retried
         own = as_own_error(error)
         return LeaseEvent(_FAILED[task.effect], text=own.line)
 
@@ -216,7 +216,7 @@ Report = Callable[[Mapping[str, Lease], float], Mapping[str, LeaseEvent]]
 
 
 def run_agent(agent: NodeAgent, log: ServiceLog, pace: float, reports: Sequence[Report] = ()) -> None:
-    """Work until SIGTERM, SIGINT or SIGQUIT; what is under way then is done again by the next one."""
+    """Work until SIGTERM, SIGINT or SIGQUIT; the next agent repeats unfinished work."""
     with Signals() as signals:
         log("info", f"leases are in {agent.journal.directory}")
         while not signals.stopping:

@@ -1,8 +1,7 @@
-"""What stands between the kubelet and the GPUs: no device is offered or given whose lease does not allow it.
+"""The gate between the kubelet and the GPUs: a device is offered and given only if its lease allows it.
 
-Used by the threads of the device plugin, or of the DRA driver.  What is promised to the kubelet is in the journal, and
-its partition is active, before the answer; what cannot be kept is refused with the reason, which becomes the pod's
-event.
+Used by the threads of the device plugin, or of the DRA driver.  Before the kubelet gets a promise, the journal contains
+it and its partition is active.  A promise that cannot be kept is refused, and the reason becomes the pod's event.
 """
 
 import contextlib
@@ -67,7 +66,7 @@ class LeaseGate:
         self._known = dict(self._unheld)
 
     def has_changed(self) -> bool:
-        """Return whether leases are others than at the last call, or the kubelet has asked for what is not free."""
+        """Return whether leases changed since the last call, or the kubelet requested a device that is not free."""
         with contextlib.suppress(OcigpuError):
             self.journal.refresh()
         before, self._seen = self._seen, self.journal.leases
@@ -90,9 +89,9 @@ class LeaseGate:
         return resource._replace(devices=tuple(devices))
 
     def _why_device_withheld(self, device: PluginDevice, leases: Mapping[str, Lease]) -> str:
-        """Return why a device is withheld, "" for one that is free or that a pod has.
+        """Return why a device is withheld, "" for a free one and for one in use by a pod.
 
-        By the kubelet's own knowledge no pod has what it asks for: it would give it to pod after pod, and all would
+        The kubelet believes that no pod has the device it requests: it would give it to pod after pod, and all would
         fail.
         """
         if device.group.switches:
@@ -108,9 +107,10 @@ class LeaseGate:
     def prefer(
         self, devices: Sequence[PluginDevice], available: Sequence[str], must: Sequence[str], size: int
     ) -> tuple[str, ...]:
-        """Return the device ids of the partition that spoils least, () where none fits or the manager is silent.
+        """Return the device ids of the partition that spoils least, () if none fits or the manager does not answer.
 
-        Then any set is as good as another: Allocate refuses one that is no partition, for that reason.
+        In that case any set is as good as another: Allocate refuses a set that is not a partition, and states that
+        reason.
         """
         if self._fabric is None:
             return ()
@@ -123,7 +123,7 @@ class LeaseGate:
         needed = {number for number, device in owners.items() if device.id in must}
 
         def is_whole(one: Partition) -> bool:
-            """Whether it is so many devices, with all of their IOMMU groups, and those that are a must."""
+            """Whether the set has this size, the required devices, and complete IOMMU groups."""
             ids = set(one.physical_ids)
             own = {owners[number].id: owners[number] for number in ids if number in owners}
             bound = {gpu for device in own.values() for gpu in (*gpus_of([device]), *device.group.gpus)}
@@ -141,12 +141,12 @@ class LeaseGate:
         return tuple(dict.fromkeys(owners[number].id for number in chosen))
 
     def reserve(self, devices: Collection[PluginDevice]) -> str:
-        """Make the GPUs of a container ready: written down as Reserved, their partition active.
+        """Make the GPUs of a container ready: recorded as Reserved, with their partition active.
 
-        The same request again, before anybody used it, does the same again.  Returns what it costs, "" as a rule.
-        Raises HostError (OCIGPU-LEASE-2) for a GPU whose lease is not Free or whose IOMMU group is not wholly asked
-        for, FabricError for a partition that is not, HostError (OCIGPU-LEASE-1) when it cannot be written down; then
-        the container has nothing, and what was begun goes the way of every GPU that comes back.
+        A repeated request, before the GPUs were used, has the same effect.  Returns the drawback, usually "".  Raises
+        HostError (OCIGPU-LEASE-2) for a GPU whose lease is not Free or whose IOMMU group is not requested completely,
+        FabricError for a partition that does not exist, HostError (OCIGPU-LEASE-1) when it cannot be recorded.  Then
+        the container gets nothing, and the GPUs already reserved are reclaimed like any returned GPU.
         """
         return self.reserve_set(gpus_of(devices), [device.group for device in devices])
 
@@ -179,7 +179,7 @@ class LeaseGate:
         return cost
 
     def give_back(self, name: str) -> None:
-        """Write down that no pod will have a set any more; one that is not known is nobody's.
+        """Record that no pod will use a set any more; an unknown set has no owner.
 
         Raises HostError (OCIGPU-LEASE-1).
         """
@@ -237,7 +237,7 @@ class LeaseGate:
             return {gpu: change.leases[gpu].generation for gpu in gpus}
 
     def _activate(self, gpus: tuple[str, ...], sets: Iterable[tuple[int, ...]]) -> None:
-        """Activate partitions; what overlaps them and belongs to nobody any more goes first."""
+        """Activate partitions, after switching off overlapping ones that no longer have an owner."""
         if self._fabric is None:
             return
         owners = {number: gpu for gpu, number in self._modules().items()}

@@ -1,4 +1,4 @@
-"""What became of each GPU, from the journal's lines, in the form in which operators show it to auditors.
+"""The history of each GPU, from the journal's lines, in the form that operators show to auditors.
 
 The form is that of NVIDIA/ai-cloud-validation 1207cb7 (its test of sanitising): per machine the state now, the tenant
 served last, and the transitions in_use, sanitizing, available.
@@ -26,7 +26,7 @@ def show_history(records: Iterable[Recorded], gpu: str = "") -> list[dict[str, A
     """Return an object for each GPU, or for one.
 
     ``sanitized``: a reset was proven and a check passed since the last tenant; ``stale_tenant_binding``: it is
-    available and somebody is still written down for it, which would be a defect.
+    available but still recorded for a tenant, which would be a defect.
     """
     found: dict[str, dict[str, Any]] = {}
     before: dict[str, Lease] = {}

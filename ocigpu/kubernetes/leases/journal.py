@@ -1,9 +1,9 @@
-"""What became of a node's leases, written down before it counts: the truth across restarts.
+"""The journal of a node's leases, written before a change takes effect: the truth across restarts.
 
-A line is one change of one or several leases with all that is known of them, and a checksum; it is on the disk (fsync)
-before anybody hears of it.  Whoever writes holds the lock and has read all lines before: programs may share a journal.
-A last line without its end was never acted upon and is dropped.  Any other line that cannot be read leaves the leases
-that no later line tells of in doubt: Unknown, never Free.  Lines leave the journal for files beside it, the history.
+A line is one change of one or several leases, with their full state and a checksum.  It is on the disk (fsync) before
+it is announced.  A writer holds the lock and has read all earlier lines, so programs may share a journal.  A last line
+without its end was never acted upon and is dropped.  Any other unreadable line puts the leases without a later line in
+doubt: Unknown, never Free.  Lines leave the journal for files beside it, the history.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Recorded(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """What was read: ``good`` is where the last whole line ends, ``lost`` where lines in between cannot be read."""
+    """The lines read: ``good`` is where the last complete line ends, ``lost`` where lines in between are unreadable."""
 
     records: tuple[Recorded, ...]
     good: int
@@ -70,8 +70,8 @@ class LeaseJournal:
     """The journal in a directory, made when it is missing.
 
     ``wall``: the clock that lines are dated by; ``clock``: the one that time-outs go by; ``boot``: the boot id, "" for
-    that of this machine (proc(5), random/boot_id).  Raises HostError (OCIGPU-LEASE-1) where the directory or the file
-    cannot be used, somebody else than root or we could have written it, or a newer program has.
+    that of this machine (proc(5), random/boot_id).  Raises HostError (OCIGPU-LEASE-1) if the directory or the file
+    cannot be used, if a user other than root and ours could have written it, or if a newer program wrote it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LeaseJournal:
             self._fd, why = open_state_directory(directory)
         except OSError as error:
             raise self._cannot("open", error) from error
-        if why:  # whoever writes it says which GPUs are free
+        if why:  # its writer decides which GPUs are free
             os.close(self._fd)
             words = f"the lease journal {quoted(directory)} is not trusted: {why}"
             hint = (
@@ -134,7 +134,7 @@ class LeaseJournal:
 
     @contextlib.contextmanager
     def change(self) -> Iterator["LeaseChange"]:
-        """Hold the lock: what is put into the change is on the disk when the block ends, or nothing of it.
+        """Hold the lock: when the block ends, the whole change is on the disk, or nothing of it.
 
         A block that raises changes nothing.  Raises HostError (OCIGPU-LEASE-1).
         """
@@ -195,7 +195,7 @@ class LeaseJournal:
         self._leases, self._number = after, record.number
 
     def _compact(self, record: Recorded, after: Mapping[str, Lease]) -> None:
-        """Write the journal anew, with this line; what it was is kept as history."""
+        """Rewrite the journal with this line; the former one is kept as history."""
         self._broken = True
         others = tuple(lease for gpu, lease in after.items() if gpu not in {each.gpu for each in record.leases})
         first = (
@@ -240,11 +240,11 @@ class LeaseChange:
 
     @property
     def leases(self) -> Mapping[str, Lease]:
-        """The leases with what was changed."""
+        """The leases, with this change applied."""
         return {**self._before, **self.changed}
 
     def put(self, lease: Lease, cause: str) -> None:
-        """Change a lease; one that is as before costs nothing."""
+        """Change a lease; an unchanged one costs nothing."""
         if self.leases.get(lease.gpu) != lease:
             self.changed[lease.gpu] = lease
             self.cause = self.cause or cause
@@ -261,8 +261,8 @@ def write_line(record: Recorded) -> bytes:
 def parse_lines(data: bytes) -> Lines:
     """Return the records of a journal's bytes; raises HostError (OCIGPU-LEASE-1) for one of a newer program.
 
-    ``lost`` has the numbers of the lines that are not there: those between two others, and at the end as many as the
-    unreadable bytes can have been.
+    ``lost`` contains the numbers of the missing lines: those between two others, and at the end as many as the
+    unreadable bytes can have contained.
     """
     *whole, _torn = data.split(b"\n")
     records: list[Recorded] = []
@@ -304,7 +304,7 @@ def _plain(lease: Lease) -> dict[str, Any]:
 def _lease(data: dict[str, Any]) -> Lease:
     lists = {name: tuple(data.get(name, ())) for name in ("members", "proofs")}
     holder = LeaseHolder(*data["holder"]) if data.get("holder") else None
-    if data.get("maintenance") is True:  # of before it said why
+    if data.get("maintenance") is True:  # written before the reason was recorded
         data["maintenance"] = "OperatorRequest"
     return Lease(**{**data, **lists, "phase": Phase(data.get("phase", Phase.UNKNOWN)), "holder": holder})
 
@@ -329,7 +329,7 @@ def replay(lines: Lines) -> dict[str, Lease]:
 
 
 def doubt(lease: Lease, lost: int) -> Lease:
-    """Return a lease of which some changes are lost."""
+    """Return a lease with lost changes: in doubt."""
     detail = f"{lost} lines of the journal cannot be read"
     return replace(
         lease,

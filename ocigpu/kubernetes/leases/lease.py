@@ -1,9 +1,9 @@
 """The life of one GPU between its tenants, as a pure function: ``step(lease, event, now)``.
 
-A lease is a record about one GPU.  Its generation grows by one whenever the GPU is reserved, its turn whenever it is
-taken back or a check is begun: what was found out for another generation or turn means nothing any more.  Times are
-seconds since the boot; they count within one boot only.  No time-out leads to Free: a clock that jumps can delay a GPU
-or quarantine it, never give it away.
+A lease is a record about one GPU.  Its generation grows by one whenever the GPU is reserved, its turn whenever the GPU
+is taken back or a check begins.  A finding for another generation or turn is void.  Times are seconds since the boot
+and valid within one boot only.  No time-out leads to Free: a jumping clock can delay or quarantine a GPU, never give it
+away.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -15,7 +15,7 @@ from ocigpu.core.errors import HostError, RequestError, printable
 
 
 class LeasePhase(StrEnum):
-    """Where a GPU is: docs/tenants/LEASES.md says what each means and what an operator does."""
+    """The phase of a GPU; docs/tenants/LEASES.md explains each one and what an operator does."""
 
     UNKNOWN = "Unknown"
     FREE = "Free"
@@ -54,7 +54,7 @@ STUCK = {IDLE: "HolderStuck", RESET: "ResetFailed", OFF: "PartitionStuck"}
 
 
 class Effect(StrEnum):
-    """What the node has to do for a lease as it is; each may be done twice."""
+    """What the node has to do for a lease in its state; each may be done twice."""
 
     PROBE = "probe the holders"
     FIND_POD = "look for the pod"
@@ -79,14 +79,14 @@ class LeaseHolder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What is known of one GPU.
+    """The state of one GPU.
 
     ``gpu``: PCI address.  ``since``: when the phase was entered; ``timer``: when its time-out began, -1 for none.
-    ``lease_set``, ``members``: of the container that has or had it; its GPUs go through Reclaiming together.
-    ``proofs``: what has been established in this phase.  ``quiet``: since when nobody holds it, -1 for unknown.
+    ``lease_set``, ``members``: of the container that has or had it; the set's GPUs pass through Reclaiming together.
+    ``proofs``: what has been established in this phase.  ``quiet``: since when it has no holder, -1 for unknown.
     ``attempt``, ``failures``, ``due``: of the check.  ``sick``: why it will be quarantined instead of checked,
-    ``maintenance``: why it will go there instead of Free; both are a reason in one word, a colon and text.
-    ``was``: the phase before Unknown.
+    ``maintenance``: why it will go there instead of Free; both are a one-word reason, a colon and text.  ``was``: the
+    phase before Unknown.
     """
 
     gpu: str
@@ -141,9 +141,9 @@ class LeaseEventKind(StrEnum):
 
 
 class LeaseEvent(NamedTuple):
-    """``generation``, ``turn``: of the lease when it was found out, -1 where that does not matter.
+    """``generation``, ``turn``: of the lease at the time of the finding, -1 where that does not matter.
 
-    ``text``: reason, boot id or set, by the kind; ``pids``: who holds the GPU; ``members``: GPUs of a set.
+    ``text``: reason, boot id or set, by the kind; ``pids``: processes that hold the GPU; ``members``: GPUs of a set.
     """
 
     kind: LeaseEventKind
@@ -156,10 +156,10 @@ class LeaseEvent(NamedTuple):
 
 
 def step(lease: Lease, event: LeaseEvent, now: float) -> tuple[Lease, tuple[Effect, ...]]:
-    """Return the lease after an event, and what is to be done for it now.
+    """Return the lease after an event, and the work pending for it.
 
-    An event of another generation or turn, or one that means nothing in this phase, changes nothing.  ``now``: seconds
-    since the boot.  A lease that is equal to the one before need not be written down.
+    An event of another generation or turn, or one without meaning in this phase, changes nothing.  ``now``: seconds
+    since the boot.  A lease equal to the former one need not be recorded.
     """
     stale = event.generation not in (-1, lease.generation) or event.turn not in (-1, lease.turn)
     if not stale:
@@ -198,9 +198,9 @@ def blocked_by(lease: Lease, leases: Mapping[str, Lease]) -> str:
 
 
 def work(leases: Mapping[str, Lease], now: float) -> list[tuple[Effect, tuple[str, ...]]]:
-    """Return what is to be done on a node, each with its GPUs: a partition is switched on and off once for its set.
+    """Return a node's pending work, each with its GPUs; a partition is switched on and off once for its set.
 
-    Nothing of a set is reset before all of it is let go, and its partition stays on until all of it has been reset.
+    No GPU of a set is reset before all of them are released, and the partition stays on until all have been reset.
     """
     found: dict[tuple[Effect, tuple[str, ...]], None] = {}
     for gpu, lease in sorted(leases.items()):
@@ -230,11 +230,11 @@ def set_name(leases: Iterable[Lease], ahead: int = 1) -> str:
 
 
 def is_repeated(leases: Collection[Lease], name: str = "") -> bool:
-    """Whether the same request was reserved already and nobody can have used it: it may be answered again.
+    """Whether the same request was reserved already and cannot have been used: it may be answered again.
 
-    Its partition is switched on before it is answered: from then on a machine may have come and gone while no agent
-    looked, and the next pod is another's.  ``name``: of the set, where who asks gives one: what was reserved for a
-    claim is no other claim's, and no pod's.
+    The partition is switched on before the answer.  From then on a machine may have come and gone unobserved, and the
+    next pod may be another tenant's.  ``name``: of the set, if the request has one: a reservation for a claim is valid
+    for no other claim and for no pod.
     """
     gpus, wanted = sorted(lease.gpu for lease in leases), name or set_name(leases, 0)
     return all(
@@ -245,7 +245,7 @@ def is_repeated(leases: Collection[Lease], name: str = "") -> bool:
 
 
 def why_withheld(lease: Lease | None, boot: str) -> str:
-    """Return why a GPU is offered to nobody and held by nobody, "" when it is Free or a pod has it."""
+    """Return why a GPU is neither offered nor in use, "" when it is Free or a pod has it."""
     if lease is None:
         return "it has no lease yet"
     if lease.boot != boot:
@@ -254,14 +254,14 @@ def why_withheld(lease: Lease | None, boot: str) -> str:
 
 
 def check_reservable(leases: Iterable[Lease]) -> None:
-    """Raise HostError (OCIGPU-LEASE-2) unless all are Free; says which one is not, where it is, and why."""
+    """Raise HostError (OCIGPU-LEASE-2) unless all are Free; it names the other one, its phase and the reason."""
     for lease in leases:
         if lease.phase is not Phase.FREE:
             raise HostError("OCIGPU-LEASE-2", f"GPU {lease.gpu} cannot be assigned: {describe(lease)}")
 
 
 def describe(lease: Lease) -> str:
-    """Return where a GPU is and why, in a line: phase, generation, what is missing."""
+    """Return the state of a GPU in a line: phase, generation, what is missing."""
     text = f"lease is {lease.phase}, generation {lease.generation}"
     text += f" ({lease.reason})" if lease.reason else ""
     if lease.phase is Phase.RECLAIMING:
@@ -285,7 +285,7 @@ def check_act(lease: Lease, event: LeaseEvent) -> None:
 
 
 def _enter(lease: Lease, phase: Phase, now: float, reason: str = "", detail: str = "", **changes: Any) -> Lease:
-    """Return the lease at the begin of a phase: nothing is established, its time-out runs."""
+    """Return the lease at the start of a phase: no proofs yet, its time-out runs."""
     fresh: dict[str, Any] = {
         "timer": now,
         "proofs": (),
@@ -310,7 +310,7 @@ def _reclaim(
 
 
 def _quarantine(lease: Lease, now: float, reason: str, detail: str = "") -> Lease:
-    """What was established stays: the other GPUs of the set may go on."""
+    """Existing proofs stay: the other GPUs of the set may continue."""
     return _enter(lease, Phase.QUARANTINED, now, reason, detail, proofs=lease.proofs, turn=lease.turn + 1, sick="")
 
 
@@ -339,7 +339,7 @@ def _without(lease: Lease, *proofs: str) -> Lease:
 
 
 def _started(lease: Lease, event: LeaseEvent, now: float) -> Lease:
-    """The program has begun, ``text`` is the boot id: what was observed before may be out of date."""
+    """The program has started, ``text`` is the boot id: earlier observations may be out of date."""
     same = lease.boot == event.text
     lease = replace(lease, boot=event.text)
     if lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE):
@@ -419,7 +419,7 @@ def _pod_seen(lease: Lease, event: LeaseEvent, _now: float) -> Lease:
 def _pod_over(lease: Lease, event: LeaseEvent, now: float) -> Lease:
     """No pod of this node has the GPU; a reservation whose pod was never seen may still get one.
 
-    ``text``: who has given it back, and then no pod will come.
+    ``text``: who has given it back; then no pod will come.
     """
     if lease.phase is Phase.RESERVED and lease.holder is None and not event.text:
         return _reclaim(lease, now, "NoPod", proofs=(OVER,)) if now - lease.timer > RESERVE_LIMIT else lease
@@ -488,7 +488,7 @@ def _sick(lease: Lease, event: LeaseEvent, now: float) -> Lease:
 
 
 def _release(lease: Lease, event: LeaseEvent, now: float) -> Lease:
-    """One that is not kept from tenants yet will not be."""
+    """A GPU that is not withheld from tenants yet will not be."""
     if lease.phase not in (Phase.QUARANTINED, Phase.MAINTENANCE):
         return replace(lease, maintenance="")
     return replace(_reclaim(replace(lease, sick=""), now, "Released", event.text), strikes=0)

@@ -64,9 +64,9 @@ def find_holders(gpu: str, roots: Roots, known: Collection[int] = ()) -> tuple[i
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """Return whether a process was started by another one, or by one that it has started: the kernel knows its parents.
+    """Return whether a process descends from another one, by the parents that the kernel records.
 
-    Nobody can make himself the child of a process that has not started him (fork(2), PR_SET_CHILD_SUBREAPER).
+    No process can become the child of one that has not started it (fork(2), PR_SET_CHILD_SUBREAPER).
     """
     try:
         while pid not in (0, ancestor):
@@ -77,7 +77,7 @@ def is_below(pid: int, ancestor: int) -> bool:
 
 
 def free_sets(fabric: KeptFabric | None, modules: Modules) -> list[tuple[str, ...]] | None:
-    """Return the GPUs of each partition, as the manager listed them last; None where there are none.
+    """Return the GPUs of each partition, as last listed by the manager; None without partitions.
 
     Raises OcigpuError.
     """
@@ -108,7 +108,7 @@ def run_check(program: str, gpu: str) -> Sequence[str]:
 
 
 def open_gate(options: PluginOptions, settings: Settings) -> LeaseGate | None:
-    """Return the leases of this node as they are configured, None for none.  Raises OcigpuError."""
+    """Return the leases of this node, None if none are configured.  Raises OcigpuError."""
     if not options.lease_journal:
         return None
     roots = find_roots(settings)
@@ -122,17 +122,17 @@ def open_gate(options: PluginOptions, settings: Settings) -> LeaseGate | None:
 
 
 def _holder(owner: Owner) -> LeaseHolder:
-    """Return who has a GPU, by the name of the container, or of the claim that all containers of a pod may have."""
+    """Return the holder of a GPU: the name of the container, or of the claim that all containers of a pod may use."""
     name = owner.claim.name if owner.claim else owner.container
     return LeaseHolder(owner.namespace, owner.pod, name, tenancy=tenancy_of(owner.namespace))
 
 
 class MachineHands:
-    """What the agent does to this machine; see :class:`~ocigpu.kubernetes.leases.agent.NodeHands`.
+    """The agent's actions on this machine; see :class:`~ocigpu.kubernetes.leases.agent.NodeHands`.
 
     ``resource``: of the device plugin (its variable P_GPU_ALIAS); ``pods_socket``: the kubelet's pod-resources;
-    ``check``: None where none is configured, and then no GPU becomes free.  ``own_pod``: "namespace/name" of the pod
-    that this runs in, "" for none.
+    ``check``: None if none is configured, and then no GPU becomes free.  ``own_pod``: "namespace/name" of the pod that
+    this runs in, "" for none.
     """
 
     def __init__(
@@ -194,15 +194,15 @@ class MachineHands:
         return found
 
     def _why_incomplete(self, listing: Listing) -> str:
-        """Return why pods may be missing in a list, "" where they are not.
+        """Return why a list may lack pods, "" if it is complete.
 
-        A kubelet that was started lists no pods, or those of its files alone, until the API server has told it the
-        others (kubelet, config/config.go: all of a source at once): ours is one of these.
+        After its start a kubelet lists no pods, or only those of its files, until the API server has sent the others
+        (kubelet, config/config.go: all of a source at once).  Our own pod is one of those others.
         """
         if self._own_pod:
             return "" if self._own_pod in listing.pods else f"it was started and does not know {self._own_pod} yet"
         try:
-            age = time.time() - os.stat(self._socket).st_mtime  # it makes its socket anew
+            age = time.time() - os.stat(self._socket).st_mtime  # it makes its socket again
         except OSError:
             return ""
         return "" if age > SETTLES else f"it was started within {SETTLES:.0f} s and may not know all of them yet"
@@ -212,7 +212,7 @@ class MachineHands:
         return self._reset(gpu)
 
     def deactivate(self, gpus: Collection[str]) -> None:
-        """Switch off every partition with one of these GPUs that is active, or was lost and is nobody's any more."""
+        """Switch off every partition with one of these GPUs that is active, or that was lost and has no owner."""
         if self._fabric is None:
             return
         modules = self.modules()
@@ -226,8 +226,8 @@ class MachineHands:
     def sick(self) -> Mapping[str, str]:
         """Return the GPUs whose tenants have lost their NVLinks: the manager was restarted under them.
 
-        Looks at the manager now and then, in a thread, as it may hang: that also gives back to one that waits what was
-        active.
+        A thread checks the manager from time to time, because it may hang.  The check also restores the active
+        partitions of a manager that waits for them.
         """
         if self._fabric is None:
             return {}
@@ -250,9 +250,9 @@ class MachineHands:
             self._unseen = error
 
     def check(self, gpu: str) -> Sequence[str]:
-        """Return the deviations from the baseline; raises HostError (OCIGPU-LEASE-4) where nothing can check.
+        """Return the deviations from the baseline; raises HostError (OCIGPU-LEASE-4) if the check cannot run.
 
-        So it does where somebody has the GPU open when the check is over: it may have been used since.
+        It also raises that if a process has the GPU open after the check: the GPU may have been used since.
         """
         if self._check is None:
             raise HostError("OCIGPU-LEASE-4", f"check GPU {gpu}: no check is configured, so no GPU becomes free")

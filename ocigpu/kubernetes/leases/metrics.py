@@ -1,4 +1,4 @@
-"""What Prometheus is told of a node's leases: where GPUs are, how long it takes to hand them on, what goes wrong."""
+"""Prometheus metrics of a node's leases: phases of GPUs, duration of the handover, failures."""
 
 import threading
 from bisect import bisect_left
@@ -52,7 +52,7 @@ class LeaseMetrics:
         self._steps: dict[str, tuple[list[int], float]] = {}
 
     def take(self, leases: Mapping[str, Lease], now: float) -> Mapping[str, LeaseEvent]:
-        """Count what has happened since the last call; wants nothing of them.  ``now``: on the leases' clock."""
+        """Count the events since the last call; changes no lease.  ``now``: on the leases' clock."""
         for gpu, lease in leases.items():
             before = self._leases.get(gpu)
             if before is not None and before != lease:

@@ -1,7 +1,7 @@
-"""A lease and its object, kind GPULease: the status that follows the lease, what operators wish, what they hear.  Pure.
+"""A lease and its object, kind GPULease: status of the lease, wishes of operators, notices to them.  Pure.
 
-A wish is level: it is looked at again and again, and what it wants is told to the lease when the lease is not so.  A
-release names one quarantine by generation and turn, so it can never release a later one.
+A wish is level-triggered: it is checked again and again, and the lease gets an event whenever it differs from the wish.
+A release names one quarantine by generation and turn, so it can never release a later one.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class LeaseWish(NamedTuple):
 
 
 def read_wish(document: Mapping[str, Any]) -> LeaseWish:
-    """Return what an object's ``spec`` wants; what has another type than the kind's schema says wants nothing."""
+    """Return the wish in an object's ``spec``; a field whose type violates the kind's schema is ignored."""
     spec = document.get("spec") or {}
     release, why = (spec.get(name) for name in ("release", "reason"))
     return LeaseWish(
@@ -34,12 +34,12 @@ def read_wish(document: Mapping[str, Any]) -> LeaseWish:
 
 
 def quarantine_name(lease: Lease) -> str:
-    """Return the name of the quarantine that a GPU is in, no other has it; "" for none."""
+    """Return the unique name of the quarantine that a GPU is in; "" for none."""
     return f"{lease.generation}/{lease.turn}" if lease.phase is Phase.QUARANTINED else ""
 
 
 def act_for(lease: Lease, wish: LeaseWish) -> LeaseEvent | None:
-    """Return what a lease is to be told, None when it is as wished, or may not be yet."""
+    """Return the event for a lease, None when it matches the wish, or must not match it yet."""
     fence = (lease.generation, lease.turn)
     if wish.release and wish.release == quarantine_name(lease):
         return LeaseEvent(LeaseEventKind.RELEASE, *fence, text=wish.why)
@@ -64,9 +64,9 @@ Document = dict[str, Any]
 
 
 def make_lease_status(lease: Lease, since: str, found: Document, module: int | None = None) -> Document:
-    """Return the status of an object as it was found; conditions that say the same keep their time.
+    """Return the status of an object; unchanged conditions keep their time.
 
-    ``since``: when the phase was entered; ``module``: the physical id by which partitions have the GPU.
+    ``since``: when the phase was entered; ``module``: the physical id of the GPU in partitions.
     """
     holder, wish = lease.holder, read_wish(found)
     status: Document = {
@@ -104,7 +104,7 @@ def make_lease_status(lease: Lease, since: str, found: Document, module: int | N
 
 
 class Notice(NamedTuple):
-    """``reason``: in one word; ``name``: no other notice has it, however often this one is told."""
+    """``reason``: in one word; ``name``: unique to this notice, however often it is repeated."""
 
     gpu: str
     name: str

@@ -1,8 +1,8 @@
-"""Leases as objects of the cluster, kind GPULease: they follow the node's journal, and nothing waits for them.
+"""Leases as objects of the cluster, kind GPULease: they follow the node's journal, which never waits for them.
 
-The other way round goes only what an operator wants of a GPU (:mod:`~ocigpu.kubernetes.leases.objects`).
+In the other direction only an operator's wishes for a GPU flow (:mod:`~ocigpu.kubernetes.leases.objects`).
 
-Needs lightkube: it is imported only where a command has made sure of it.
+Needs lightkube: import this module only after a command has made sure of it.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ def label_of(node: str) -> str:
 
 
 class LeaseWatch:
-    """Follows the objects of a node in a thread of its own: what operators want is heard of at once, and not asked for.
+    """Follows the objects of a node in a thread of its own: operators' wishes arrive at once, without polling.
 
-    ``version``: of the last list of them, from which a watch goes on, "" for none; ``follows``: nothing is missed.
+    ``version``: of the last list, from which a watch continues, "" for none; ``follows``: no event is missed.
     """
 
     def __init__(self, documents: Documents, node: str) -> None:
@@ -81,14 +81,14 @@ class LeaseWatch:
             self._listed.wait()
             self._listed.clear()
             self.follows = True
-            with contextlib.suppress(HostError):  # the next list says what was missed
+            with contextlib.suppress(HostError):  # the next list contains what was missed
                 for news in self._documents.watch(KIND, self.version, WATCH_SECONDS, self._labels):
                     self._news.put(news)
             self.follows = False
 
 
 class LeaseReporter:
-    """Writes the objects of a node's leases; :meth:`step` never waits: an API server that is gone is caught up with.
+    """Writes the objects of a node's leases; :meth:`step` never waits, and catches up after an API server's absence.
 
     ``executor``: writes in a thread of its own; ``wall``: the clock of the objects' times; ``clock``: of back-off;
     ``modules``: returns physical ids by PCI address; ``watch``: None has it list the objects every ten seconds.
@@ -161,7 +161,7 @@ class LeaseReporter:
         )
 
     def _write(self, leases: Mapping[str, Lease], now: float, look: bool) -> None:
-        """An object that the API server refuses holds no other up; the first error is raised at the end."""
+        """An object that the API server refuses does not delay the others; the first error is raised at the end."""
         if look:
             listed, version = self._documents.list(KIND, labels={NODE_LABEL: label_of(self._node)})
             self._objects = {each["metadata"]["name"]: each for each in listed}
@@ -175,7 +175,7 @@ class LeaseReporter:
                 self._write_one(lease, now)
                 self._told[gpu] = lease
             except HostError as error:
-                if _status_of(error) == 0:  # nobody is there: the next one would wait as long
+                if _status_of(error) == 0:  # the server is unreachable: the next request would wait as long
                     raise
                 first = first or error
         while self.notices:
@@ -185,7 +185,7 @@ class LeaseReporter:
             raise first
 
     def _take(self, event: str, found: Document) -> None:
-        """Believe an event, unless what we have is newer: our own writes are told, too."""
+        """Accept an event unless our copy is newer: our own writes come back as events, too."""
         name, known = found["metadata"]["name"], self._objects.get(found["metadata"]["name"])
         if known is not None and _version(known) >= _version(found):
             return
@@ -195,7 +195,7 @@ class LeaseReporter:
             self._objects[name] = found
 
     def _write_events(self, notice: Notice, moment: float) -> None:
-        """Write a notice as events, about the GPU's object and about the node; one that is there is as good."""
+        """Write a notice as events about the GPU's object and about the node; an existing event is as good."""
         name = lease_name(self._node, notice.gpu)
         uid = self._objects.get(name, {"metadata": {}})["metadata"].get("uid", "")
         object_ = {"apiVersion": API, "kind": KIND, "name": name, "uid": uid}
@@ -232,12 +232,12 @@ class LeaseReporter:
         entered = stamp(self._wall() - max(now - lease.since, 0.0))
         try:
             module = self._modules().get(lease.gpu)
-        except OcigpuError:  # that it is not known is said where somebody needs it
+        except OcigpuError:  # the code that needs it reports that it is unknown
             module = None
         try:
             self._objects[name] = self._documents.patch_status(found, make_lease_status(lease, entered, found, module))
         except HostError as error:
-            if _status_of(error) == 404:  # somebody has deleted it
+            if _status_of(error) == 404:  # it was deleted
                 del self._objects[name]
             raise
 

@@ -1,10 +1,10 @@
-"""Files of NVIDIA's mig-parted, version v1, in which every key is obeyed or refused with its place.
+"""Files of NVIDIA's mig-parted, version v1; every key is either supported or rejected with its place.
 
-MIG layouts by name, and those that need no file; checkpoints, which keep how GPUs are cut with the place of each
-instance; hooks, programs to be run around a change.  A hook gets its own variables, those of the command's options, and
-PATH, which the vendor's leaves out.
-Sources: github.com/NVIDIA/mig-parted, api/spec/v1, api/hooks/v1, api/checkpoint/v1 and pkg/types: in a checkpoint
-profiles are named by NVML's enumerators nvmlGpuInstanceProfile and nvmlComputeInstanceProfile.
+They are MIG layouts by name, and those that need no file; checkpoints, which record the partitioning of GPUs with the
+place of each instance; hooks, programs to run around a change.  A hook gets its own variables, those of the command's
+options, and PATH, which mig-parted omits.  Sources: github.com/NVIDIA/mig-parted, api/spec/v1, api/hooks/v1,
+api/checkpoint/v1 and pkg/types: in a checkpoint profiles are named by NVML's enumerators nvmlGpuInstanceProfile and
+nvmlComputeInstanceProfile.
 """
 
 import os
@@ -63,7 +63,7 @@ class LayoutEntry(_Model):
     mig_devices: dict[str, Count] | None = None
 
     def matches(self, gpu: GpuLayout) -> bool:
-        """Whether the entry is about this GPU; one without MIG is none of "all"."""
+        """Whether the entry is about this GPU; "all" does not include a GPU without MIG."""
         ids = (gpu.device_id, gpu.subsystem_id)
         asked = [_FILTER.fullmatch(text) for text in self.device_filter]
         found = [[int(part, 16) for part in match.groups() if part] for match in asked if match]
@@ -103,7 +103,7 @@ class Layouts(NamedTuple):
 
 
 def read_model(kind: type[M], text: str, where: str, as_json: bool = False) -> M:
-    """Return a document of mig-parted's in YAML or JSON; raises SettingsError (OCIGPU-MIG-1) with the place in it."""
+    """Return a mig-parted document in YAML or JSON; raises SettingsError (OCIGPU-MIG-1) with the place in it."""
     try:
         if as_json:
             return kind.model_validate_json(text)
@@ -226,8 +226,8 @@ def missing_gpus(entries: Sequence[LayoutEntry], gpus: Sequence[GpuLayout]) -> s
 def to_document(gpus: Sequence[GpuLayout], label: str = "current") -> dict[str, Any]:
     """Return the present layout of all GPUs under this name, as the vendor's ``export`` has it.
 
-    Equal GPUs are one entry. It says "all" where it is about all GPUs of its models, and names those where the host has
-    others too, so that the file fits hosts with more or fewer GPUs.
+    Equal GPUs share one entry.  Its devices are "all" if it covers all GPUs of its models; models are named if the host
+    has others, too.  So the file fits hosts with more or fewer GPUs.
 
     Source: github.com/NVIDIA/mig-parted, cmd/nvidia-mig-parted/export/config.go.
     """
@@ -334,7 +334,7 @@ def parse_checkpoint(text: str, where: str) -> Checkpoint:
 
 
 def to_checkpoint(gpus: Sequence[GpuLayout]) -> dict[str, Any]:
-    """Return how GPUs with MIG are cut, as such a file has it."""
+    """Return the partitioning of GPUs with MIG, in the form of a checkpoint file."""
     devices = []
     for gpu in gpus:
         if gpu.mode is None:

@@ -1,9 +1,9 @@
-"""``ocigpu mig-manager``: the GPUs of a node are cut as the node's label says.
+"""``ocigpu mig-manager``: partitions the GPUs of a node from the node's label.
 
-The labels are those of NVIDIA's MIG manager: ``nvidia.com/mig.config`` names the layout, ``.state`` says how it went.
-Nothing here depends on a change of the label: what is there is compared with what is wanted, again and again.  Clients
-of the GPUs are paused by the labels that their DaemonSets choose nodes by; the same write notes the former values on
-the node, so whoever comes after a killed manager gives them back.
+The labels are those of NVIDIA's MIG manager: ``nvidia.com/mig.config`` names the layout, ``.state`` shows the result.
+Nothing here depends on a change of the label: the present layout is compared with the desired one, again and again.
+Clients of the GPUs are paused through the labels by which their DaemonSets choose nodes.  The same write stores the
+former values on the node, so the successor of a killed manager restores them.
 """
 
 import json
@@ -56,7 +56,7 @@ _SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.\\@-]{0,254}")
 
 
 class ManagerOptions(NamedTuple):
-    """What the command line says; see ``ocigpu mig-manager --help``."""
+    """The options of the command line; see ``ocigpu mig-manager --help``."""
 
     config_file: str = ""
     default: str = ""
@@ -83,7 +83,7 @@ class StoppedError(Exception):
 
 
 def sleep(seconds: float) -> bool:
-    """Wait; nobody ends it."""
+    """Wait to the end and return False."""
     time.sleep(seconds)
     return False
 
@@ -109,7 +109,7 @@ class MigManager:
     # once
 
     def reconcile(self) -> bool:
-        """Make the node what its label says; return whether it is.  Raises HostError when the API server is away."""
+        """Apply the node's label; return whether the node matches it.  Raises HostError if the API server is away."""
         seen = self.node.read()
         name = seen.labels.get(CONFIG) or self._options.default
         if name and seen.annotations.get(REBOOTED) == self._host.boot_id():
@@ -131,7 +131,7 @@ class MigManager:
                 raise
             state, reason = "failed", error.line
         if waiting:
-            self._host.reboot()  # who has been paused is given back by the manager of the next boot
+            self._host.reboot()  # the manager of the next boot resumes the paused clients
             return False
         resumed = self._resume(state, reason)
         if reason:
@@ -168,7 +168,7 @@ class MigManager:
         return read_text(self._options.config_file, MAX_FILE, error) if self._options.config_file else ""
 
     def _ask(self, verb: str, name: str, layouts: str, *words: str) -> MigAnswer:
-        """Run ``ocigpu mig``; raises StateError for what is an error of it, and not an answer."""
+        """Run ``ocigpu mig``; raises StateError for an error instead of an answer."""
         answer = self._host.mig(verb, "-c", name, *words, layouts=layouts)
         if answer.status and answer.problem:
             raise StateError("failed", answer.problem)
@@ -234,7 +234,7 @@ class MigManager:
         return self._daemons[key]
 
     def _until(self, seconds: float, look: Callable[[], list[PodOfNode]]) -> list[PodOfNode]:
-        """Wait until there are none of these pods, or for so long; return who is left.  Raises StoppedError."""
+        """Wait until these pods are gone, or until the time-out; return those left.  Raises StoppedError."""
         end = self._clock() + seconds
         while (left := look()) and self._clock() < end:
             if self.wait(POLL):
@@ -242,9 +242,9 @@ class MigManager:
         return left
 
     def _resume(self, state: str, reason: str) -> bool:
-        """Give back what was paused, by this manager or one before, and tell the state, in one write.
+        """Resume what this manager or an earlier one paused, and report the state, in one write.
 
-        Returns whether all services could be started; the others stay in the note.
+        Returns whether all services could be started; failed ones stay in the note.
         """
         seen = self.node.read()
         journal = _journal(seen)
@@ -271,7 +271,7 @@ class MigManager:
     # pods and GPUs
 
     def _free(self, name: str, layouts: str, paused: Collection[str]) -> None:
-        """See that nobody has what would be destroyed; raises StateError."""
+        """Check that the instances to be destroyed are unused; raises StateError."""
         problems = self._problems_of_others(name, layouts, paused)
         if not problems:
             return
@@ -353,7 +353,7 @@ class MigManager:
 
 
 def _journal(seen: Metadata) -> dict[str, Any]:
-    """Return what is paused: the former values of labels, and services; nothing for a note that is not ours."""
+    """Return what is paused: the former values of labels, and services; nothing for a foreign note."""
     try:
         found = json.loads(seen.annotations.get(JOURNAL, "{}"))
         labels = {str(key): value for key, value in found.get("labels", {}).items() if key in CLIENTS}
@@ -380,7 +380,7 @@ def _named(pods: list[PodOfNode], text: str) -> list[PodOfNode]:
 
 
 def _claims(text: str) -> str:
-    """Return how a reason goes on to tell of the claims that a text names."""
+    """Return the continuation of a reason that lists the claims named in a text."""
     found = sorted(set(_CLAIM.findall(text)))
     return f" (claim {', '.join(found)})" if found else ""
 

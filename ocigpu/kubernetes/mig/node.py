@@ -28,10 +28,10 @@ _RESOURCE = "nvidia.com/"
 
 
 class PodOfNode(NamedTuple):
-    """A pod that has not ended.  ``selects``: its node selector and affinity, as text; ``gpus``: it asks for some.
+    """A pod that has not ended.  ``selects``: its node selector and affinity, as text; ``gpus``: it requests some.
 
-    ``claims``: the ResourceClaims that it has, by name.  ``daemon``: name and UID of the DaemonSet that it says it is
-    of, which whoever made the pod may have written.
+    ``claims``: its ResourceClaims, by name.  ``daemon``: name and UID of the DaemonSet in its owner reference, which
+    the pod's author may have forged.
     """
 
     namespace: str
@@ -79,10 +79,10 @@ class NodeApi:
         return [_pod(one) for one in found if one.status is None or one.status.phase not in ("Succeeded", "Failed")]
 
     def daemon_selects(self, pod: PodOfNode) -> str | None:
-        """Return by what the pod's DaemonSet chooses nodes now, as :attr:`PodOfNode.selects`; None: it has none.
+        """Return how the pod's DaemonSet selects nodes now, as :attr:`PodOfNode.selects`; None without one.
 
-        That may be other than what the pod says: it is of a former revision while a roll-out is under way.  One that is
-        there deletes the pod when a node is no longer chosen; anybody can write the name of one into a pod.
+        It may differ from the pod, which is of a former revision during a roll-out.  Only an existing DaemonSet deletes
+        the pod when it no longer selects the node, and any author can write the name of one into a pod.
         """
         if pod.daemon is None:
             return None
@@ -95,7 +95,7 @@ class NodeApi:
         return _selects(template.spec.to_dict() if template and template.spec else {})
 
     def evict(self, pod: PodOfNode) -> bool:
-        """Ask for a pod's eviction; False while a disruption budget is against it."""
+        """Request a pod's eviction; False while a disruption budget forbids it."""
         body = PodEviction(metadata=ObjectMeta(name=pod.name, namespace=pod.namespace))
         try:
             self._client.create(body, pod.name, namespace=pod.namespace)
@@ -117,7 +117,7 @@ class NodeApi:
                         wake()
                     before = now
             except FAILURES:
-                pass  # what was missed is seen when the interval is over
+                pass  # the next interval catches what was missed
             if pause(5.0):
                 return
 
@@ -174,7 +174,7 @@ class HostTools:
         return program
 
     def mig(self, verb: str, *words: str, layouts: str = "") -> MigAnswer:
-        """Run ``ocigpu mig`` with a text of layouts, those of the host's GPUs for ""."""
+        """Run ``ocigpu mig`` with the text of a layout file; "" stands for the built-in layouts of the host's GPUs."""
         file = ["-f", "-"] if layouts else []
         json_word = [] if "--valid-config" in words else ["--json"]
         done = self._run([self._ocigpu(), "mig", verb, *json_word, *file, *words], layouts)
@@ -207,7 +207,7 @@ class HostTools:
         self._run(["systemctl", "reboot"])
 
     def boot_id(self) -> str:
-        """Return what is another after each boot."""
+        """Return an id that changes with each boot."""
         return read_boot_id()
 
     def keep_for_boot(self, name: str, layouts: str) -> None:

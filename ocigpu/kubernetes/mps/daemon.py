@@ -32,7 +32,7 @@ _SIZE = re.compile(r"[1-9][0-9]{0,15}[kKmMgG]?|[1-9][0-9]?%|100%")
 
 
 class Times(NamedTuple):
-    """Seconds: for one command, until the daemon answers at all, between tries, and from quit to the kill."""
+    """Seconds: for one command, until the daemon's first answer, between tries, and from quit to the kill."""
 
     command: float = 10.0
     start: float = 30.0
@@ -60,7 +60,7 @@ def check_size(text: str) -> str:
 
 
 def find_program(facts: HostFacts, name: str = PROGRAM) -> str:
-    """Return the path of a program of the driver: in PATH, where the runtime puts it, else that of its files."""
+    """Return the path of a driver program: from PATH, where the runtime puts it, else from the driver's files."""
     ours = "" if facts.simulated else shutil.which(name)
     known = (file.host_path for file in facts.binaries if os.path.basename(file.host_path) == name)
     return ours or next(known, "")
@@ -78,7 +78,7 @@ class ControlDaemon:
         self._exclusive: tuple[str, ...] = ()
 
     def start(self, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Start the daemon, set its limits, and make the file that says that it is ready.
+        """Start the daemon, set its limits, and create the file that marks it as ready.
 
         Raises HostError (OCIGPU-KUBE-6); then nothing runs.  Needs root: CAP_SYS_ADMIN, for mode and mounts.
         """
@@ -92,7 +92,7 @@ class ControlDaemon:
     def extend(self, job: Job) -> tuple[str, ...]:
         """Add GPUs that the running daemon does not have yet, with their limits; returns their UUIDs.
 
-        Raises HostError (OCIGPU-KUBE-6); the daemon runs on as it is.
+        Raises HostError (OCIGPU-KUBE-6); the daemon then continues unchanged.
         """
         added = tuple(uuid for uuid in job.gpus if uuid not in self.job.gpus)
         if added:
@@ -110,9 +110,9 @@ class ControlDaemon:
         return self.child is not None and not _has_ended(self.child.pid)
 
     def stop(self, keep: bool = False) -> None:
-        """End the daemon with its servers, by force if it must be, and take back everything made for it.
+        """End the daemon with its servers, by force if necessary, and undo everything made for it.
 
-        ``keep``: the directories stay as they are mounted in pods, so that these find the next daemon there.
+        ``keep``: the directories stay, because pods have them mounted and find the next daemon there.
         """
         try:
             _remove(self.job.directories.ready)
@@ -138,7 +138,7 @@ class ControlDaemon:
                 remove_directory(directory)
 
     def take_back(self) -> None:
-        """Remove what a predecessor of ours that was killed has left: its daemon and the mode of the GPUs too."""
+        """Clean up after a killed predecessor, including its daemon and the mode of the GPUs."""
         self._quit_left_over()
         self._exclusive = self.job.gpus
         self.stop()
@@ -174,12 +174,12 @@ class ControlDaemon:
         os.close(os.open(directories.ready, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
     def _quit_left_over(self) -> None:
-        """End a daemon that a killed predecessor of ours has left: two cannot share a directory."""
+        """End the daemon of a killed predecessor: two daemons cannot share a directory."""
         if not os.path.isdir(self.job.directories.pipe):
             return
         try:
             self._send_command("quit")
-        except OcigpuError:  # nobody answers: none is left
+        except OcigpuError:  # no answer: no daemon is left
             return
         self._warn("ended a control daemon that was left over")
 
@@ -221,7 +221,7 @@ class ControlDaemon:
                 return
 
     def _send_command(self, command: str) -> str:
-        """Give the daemon a command and return what it says."""
+        """Send the daemon a command and return its answer."""
         try:
             done = run_program(
                 [self.job.program], self._times.command, env=self._environment(), cwd="/", words=f"{command}\n"

@@ -1,10 +1,10 @@
-"""CUDA's Multi-Process Service: where its directories are, what each client may use, and whether pods may come.
+"""CUDA's Multi-Process Service: its directories, the limits of each client, and whether pods may use it.
 
 A control daemon for each resource has its directories below the host directory ``mpsRoot``.  Clients share the pipe
-directory and /dev/shm with it; both are of the resource, so that pods of different resources share nothing.
-Before the limits are set a pod would run without any, and after a daemon has died none can start: the devices are
-unhealthy meanwhile, so the kubelet gives them to nobody.
-Sources: NVIDIA's MPS documentation (environment variables, limits by compute capability, control commands).
+directory and /dev/shm with it.  Both belong to the resource, so pods of different resources share nothing.  Before the
+limits are set a pod would run without any, and after the daemon's death no pod can start.  Meanwhile the devices are
+unhealthy, so the kubelet does not allocate them.  Sources: NVIDIA's MPS documentation (environment variables, limits by
+compute capability, control commands).
 """
 
 import os
@@ -22,7 +22,7 @@ CLIENTS_BEFORE_VOLTA, CLIENTS = 16, 48
 
 
 class Directories(NamedTuple):
-    """Directories of a resource's control daemon; ``ready``: file that is there once the limits are set."""
+    """Directories of a resource's control daemon; ``ready``: a file that exists once the limits are set."""
 
     pipe: str
     log: str
@@ -31,7 +31,7 @@ class Directories(NamedTuple):
 
 
 def mps_directories(root: str, resource: str) -> Directories:
-    """Return the directories of a resource ("nvidia.com/gpu") below a root, that of the host or of a container."""
+    """Return the directories of a resource ("nvidia.com/gpu") below the root of the host or of a container."""
     base = f"{root.rstrip('/')}/{resource}"
     return Directories(f"{base}/pipe", f"{base}/log", f"{base}/shm", f"{base}/.ready")
 
@@ -57,7 +57,7 @@ def mps_problem(resource: Resource, facts: HostFacts) -> str:
 
 
 def control_commands(resource: Resource, memory_mib: dict[str, int]) -> tuple[str, ...]:
-    """Return what the control daemon of a resource is told before anybody may connect: equal shares for all replicas.
+    """Return a control daemon's first commands, sent before clients may connect: equal shares for all replicas.
 
     ``memory_mib``: by GPU UUID.  GPUs are named by NVML's index: the daemon must see all of them, in that order.
     """

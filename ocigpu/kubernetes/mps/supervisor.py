@@ -1,7 +1,7 @@
-"""``ocigpu mps-control-daemon``: keeps a control daemon of MPS running for every resource that is shared by it.
+"""``ocigpu mps-control-daemon``: keeps an MPS control daemon running for every resource shared by MPS.
 
-A daemon that fails is started again, at most a minute apart, and takes nothing from the others; what cannot be shared
-is said once.
+A failed daemon is restarted, at most a minute apart, and does not affect the others.  Resources that cannot be shared
+are reported once.
 """
 
 import glob
@@ -63,7 +63,7 @@ class MpsPlan(NamedTuple):
 
 
 def plan_daemons(node: KubernetesNode, configuration: Configuration, shm_size: str) -> MpsPlan:
-    """Return the daemons that this node needs; no privilege, nothing is changed."""
+    """Return the daemons that this node needs; needs no privilege, changes nothing."""
     if configuration.sharing.strategy != "mps":
         return MpsPlan()
     unheard = ""
@@ -98,8 +98,8 @@ def _make_job(resource: Resource, node: KubernetesNode, program: str, root: str,
 class Supervisor:
     """All daemons of this node; :meth:`run` keeps them running until SIGTERM, SIGINT or SIGQUIT.
 
-    SIGHUP and another configuration file make it read everything anew; a daemon whose limits change is started anew,
-    which ends its clients.  A GPU that was lost and returns is added to the daemon that runs.
+    SIGHUP and a changed configuration file make it read everything again.  A daemon whose limits change is restarted,
+    which ends its clients.  A lost GPU that returns is added to the running daemon.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Supervisor:
         self._silence = Backoff(FIRST_QUESTION, LONGEST_RETRY)
 
     def run(self) -> None:
-        """Work until told to end; raises SettingsError for a configuration that is wrong from the start."""
+        """Work until stopped; raises SettingsError for an initial configuration that is wrong."""
         with Signals() as signals:
             configuration = read_configuration(self._given)
             for warning in configuration.warnings:
@@ -154,16 +154,16 @@ class Supervisor:
         return found
 
     def _follow(self, configuration: Configuration, again: bool = False) -> None:
-        """Look at the node, and end and make daemons as the configuration wants them.
+        """Read the node, and end and start daemons to match the configuration.
 
-        ``again``: the configuration is the one of before; then no daemon ends because a GPU came or went.
+        ``again``: the configuration is unchanged; then no daemon ends because a GPU came or went.
         """
         node = read_node(host_settings(self._settings, configuration.options), configuration)
         plan = plan_daemons(node, configuration, self._shm_size)
         if plan.problems:
             self._log.once("plan", "warning", "; ".join(plan.problems))
         now = time.monotonic()
-        if plan.silent:  # what runs goes on
+        if plan.silent:  # running daemons continue
             if configuration.options.fail_on_init_error and not again:
                 raise HostError("OCIGPU-KUBE-6", f"MPS: {plan.problems[0]}")
             self._ask_at = now + self._silence.failed(now)
@@ -193,9 +193,9 @@ class Supervisor:
                 self._keepers[name] = MpsKeeper(ControlDaemon(job, self._log, self._times), now)
 
     def _take_back(self, wanted: "Mapping[str, Job]", facts: HostFacts) -> None:
-        """Remove what a predecessor that was killed made for resources that are not wanted any more.
+        """Clean up after a killed predecessor for resources that are no longer configured.
 
-        Nobody knows which GPUs those were: all that are not shared now have the default mode afterwards.
+        Their GPUs are unknown, so all GPUs that are not shared now get the default mode.
         """
         shared = {uuid for job in wanted.values() for uuid in job.gpus}
         others = tuple(gpu.uuid for gpu in facts.gpus if gpu.uuid not in shared and not gpu.mig_enabled)

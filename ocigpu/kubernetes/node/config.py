@@ -1,8 +1,8 @@
 """The device plugin's configuration: command line, environment, file and defaults become one record.
 
 The names, variables, keys and defaults are those of NVIDIA's device plugin and GPU feature discovery; every key is
-obeyed or refused with a reason, none is read and forgotten.  Only :func:`read_configuration` reads a file: YAML or JSON
-in the schema of NVIDIA's device plugin, version v1.  First its shape is checked, then what values mean.
+either supported or rejected with a reason.  Only :func:`read_configuration` reads a file: YAML or JSON in the schema of
+NVIDIA's device plugin, version v1.  It checks the shape first, then the meaning of the values.
 """
 
 import fnmatch
@@ -85,11 +85,10 @@ _MEMBERS = dict(_mappings(SHAPE))
 
 
 def parse_config_file(text: str, where: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the file's content and warnings about top-level keys that mean nothing, a sentence each.
+    """Return the file's content and warnings about meaningless top-level keys, a sentence each.
 
-    An empty file is one without keys, null stands for a value that is not given.  Raises SettingsError
-    (OCIGPU-KUBE-1), which names every wrong key by its path: a key below a known one that is not known itself was meant
-    to change something.
+    An empty file has no keys; null stands for an absent value.  Raises SettingsError (OCIGPU-KUBE-1) that names every
+    wrong key by its path.  An unknown key below a known one is wrong: it was meant to change something.
     """
     data = _parse(text, where)
     if data is None:
@@ -111,7 +110,7 @@ def parse_config_file(text: str, where: str) -> tuple[dict[str, Any], tuple[str,
 
 
 def _check_schema(data: Mapping[str, Any], where: str) -> None:
-    """Raise SettingsError for a document of another schema: without one key of ours it would be an empty one."""
+    """Raise SettingsError for a document of another schema: without a known key it would pass as an empty one."""
     if "kind" in data and "apiVersion" in data:
         parts = data.get("data")
         names = ", ".join(quoted(str(name)) for name in parts) if isinstance(parts, Mapping) and parts else "data"
@@ -221,7 +220,7 @@ class PluginOptions(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """What the plugin is told.
+    """The plugin's configuration.
 
     ``gpu_names``, ``mig_names``: (pattern, resource name) pairs, the first that matches wins.  ``warnings``: a sentence
     each about what has no effect.
@@ -337,8 +336,8 @@ def parse_flags(words: Sequence[str], environment: Mapping[str, str], program: s
 def read_configuration(given: CommandInput) -> Configuration:
     """Return the configuration in force; raises SettingsError (OCIGPU-KUBE-1).
 
-    Unlike NVIDIA's plugin, one that was not told whether to end without a driver waits for it: a program that ends is
-    started again and again.
+    Unless configured to end without a driver, this plugin waits for one.  NVIDIA's plugin ends, and is then restarted
+    again and again.
     """
     text = read_text(given.file, MAX_BYTES, option_error) if given.file else ""
     file, warnings = parse_config_file(text, given.file)

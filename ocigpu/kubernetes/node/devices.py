@@ -1,8 +1,8 @@
-"""Which resources a node offers to Kubernetes, and of which devices each consists: pure, from the host's facts.
+"""The resources that a node offers to Kubernetes, and the devices of each.  Pure, from the host's facts.
 
-A device that cannot be given takes nothing from the others: it is offered as unhealthy, with the reason, or left out
-with a note when it has no name that would last.  Device ids are those of NVIDIA's plugin: the UUID, and "UUID::n" for
-the replicas of a shared device, so they are the same after a restart.
+A device that cannot be given does not affect the others: it is offered as unhealthy, with the reason, or left out with
+a note when it has no lasting name.  Device ids are those of NVIDIA's plugin: the UUID, and "UUID::n" for the replicas
+of a shared device, so they are the same after a restart.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +28,12 @@ NO_MIG_DEVICES = "MIG is enabled, but there are no MIG devices"
 class PluginDevice(NamedTuple):
     """One device of a resource.
 
-    ``id``: by which the kubelet knows it.  ``uuid``: what a container is told, the id without the number of a replica.
+    ``id``: its name for the kubelet.  ``uuid``: its name in a container, the id without the number of a replica.
     ``gpu``: UUID of the GPU that it is or belongs to.  ``ordinal``: "0", or "0:1" for a MIG device.  ``paths``: its
     device nodes in a container.  ``numa``: its NUMA node, -1 for none.  ``replicas``: how often it is offered.
     ``instance``: GPU and compute instance of a MIG device.  ``error``: empty, or why it cannot be given now.  For
-    virtual machines, ``gpu`` is a PCI address, ``gpus`` are all those that it is, ``group``: its IOMMU group.
+    virtual machines, ``gpu`` is a PCI address, ``gpus`` are the addresses of all its GPUs, ``group`` is its IOMMU
+    group.
     """
 
     id: str
@@ -69,7 +70,7 @@ class Resource(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """What a node offers.  ``notes``: a sentence each about what was left out; ``reason``: why there is nothing."""
+    """A node's offer.  ``notes``: a sentence about each omitted device; ``reason``: why the offer is empty."""
 
     resources: tuple[Resource, ...] = ()
     notes: tuple[str, ...] = ()
@@ -112,8 +113,8 @@ def make_inventory(
 def make_other_inventory(gpus: NodeGpus) -> Inventory:
     """Return the GPUs and partitions of a vendor other than NVIDIA as one resource: DOMAIN/gpu.
 
-    A partition counts as one, and its GPU is known by the PCI address.  Configuration files are about NVIDIA's GPUs:
-    these are not shared, and have no other names.
+    A partition counts as one device, and its GPU is identified by the PCI address.  Configuration files cover NVIDIA's
+    GPUs only, so these GPUs are neither shared nor renamed.
     """
     vendor = gpus.facts.vendor
     notes = list(gpus.facts.notes)
@@ -148,7 +149,7 @@ def single_problem(facts: HostFacts) -> str:
 
 
 def mig_resource(profile: str) -> str:
-    """Return the resource of a MIG profile: "1g.10gb+me" is nvidia.com/mig-1g.10gb.me; "" for one that has none.
+    """Return the resource of a MIG profile: "1g.10gb+me" is nvidia.com/mig-1g.10gb.me; "" if it has none.
 
     A profile such as "1c.2g.10gb" is part of a GPU instance: NVIDIA has no name for it, resources.mig may give one.
     """
@@ -218,9 +219,9 @@ def _mig_device(gpu: Gpu, mig: MigDevice, nodes: Mapping[int, DeviceNode]) -> Pl
 def _share(
     found: Mapping[str, Sequence[PluginDevice]], entries: Sequence[Shared], notes: list[str]
 ) -> "dict[str, list[PluginDevice]]":
-    """Return the devices by resource after those that are shared have become replicas, perhaps of another name.
+    """Return the devices by resource, with shared devices as replicas, perhaps under another name.
 
-    A resource of more than the kubelet takes is left out with a note, before there are so many.
+    A resource with more devices than the kubelet accepts is left out with a note, before its replicas are made.
     """
     left = {name: list(devices) for name, devices in found.items()}
     shared: dict[str, list[tuple[PluginDevice, int]]] = {}

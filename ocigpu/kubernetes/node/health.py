@@ -1,8 +1,8 @@
 """When a device is unhealthy, and when it is healthy again: pure functions of what was observed.
 
-NVML's events and probes are somebody else's business; time comes with the observations.  An XID condemns nothing for
-ever: a device returns once it has answered well for a while, and each relapse makes that while longer.
-XID: NVIDIA's numbers for errors that the driver reports, in the kernel's log and as NVML events.
+Another module handles NVML's events and probes; time comes with the observations.  No XID disables a device for ever:
+the device returns once it has answered well for a while, and each relapse lengthens that while.  XID: NVIDIA's numbers
+for errors that the driver reports, in the kernel's log and as NVML events.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class HealthPolicy(NamedTuple):
     probes: bool = True
 
     def counts(self, xid: int) -> bool:
-        """Return whether this XID makes a device unhealthy; what is enabled comes before what is disabled."""
+        """Return whether this XID makes a device unhealthy; enabled XIDs take precedence over disabled ones."""
         return self.enable_all or xid in self.enabled or not (self.ignore_all or xid in self.ignored)
 
     @property
@@ -145,7 +145,7 @@ class HealthState(NamedTuple):
 
 
 class Monitor:
-    """The states of GPUs and MIG devices by UUID; those of ``before`` go on."""
+    """The states of GPUs and MIG devices by UUID; they continue those of ``before``."""
 
     def __init__(self, configuration: Configuration, rules: Rules = RULES, before: "Monitor | None" = None) -> None:
         options = configuration.options
@@ -175,7 +175,7 @@ class Monitor:
         return found
 
     def with_health(self, resource: Resource) -> Resource:
-        """Return the resource with the errors of its devices; a MIG device also has those of its GPU."""
+        """Return the resource with the errors of its devices; a MIG device inherits those of its GPU."""
         sick = {uuid: state.reason for uuid, state in self.states.items() if not state.healthy}
         errors = (each.error or sick.get(each.uuid) or sick.get(each.gpu, "") for each in resource.devices)
         pairs = zip(resource.devices, errors, strict=True)

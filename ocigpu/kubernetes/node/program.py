@@ -1,8 +1,8 @@
-"""What the device plugin and the DRA driver have in common: a node read again and again, and its GPUs' events.
+"""The common part of the device plugin and the DRA driver: repeated readings of a node, and its GPUs' events.
 
-One thread takes steps that wait for nobody; gRPC answers the kubelet in threads of its own.  NVML is asked by other
-processes (:mod:`~ocigpu.kubernetes.node.reader`, :class:`EventWatcher`): it is closed code that may hang or crash,
-and then only that process does.  A sign of life of events comes every few seconds; a process without one is replaced.
+One thread takes steps that never block; gRPC answers the kubelet in threads of its own.  Other processes query NVML
+(:mod:`~ocigpu.kubernetes.node.reader`, :class:`EventWatcher`): it is closed code that may hang or crash, which then
+affects only that process.  The event process sends a sign of life every few seconds; a silent one is replaced.
 """
 
 import json
@@ -147,7 +147,7 @@ class NodeProgram(Generic[A]):
             self.reader.close()
 
     def _poll_reader(self, request: Callable[[], Any], now: float) -> A | None:
-        """Return a reading of the node that has come; ask for one when that is due, with what ``request`` returns."""
+        """Return a reading of the node that has arrived; request one when due, with the result of ``request``."""
         reading = self.reader.answer(now)
         if reading is not None:
             self._read_due = now + self._probe

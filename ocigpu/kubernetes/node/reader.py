@@ -23,7 +23,7 @@ DEADLINE = 90.0
 def answer_requests(read: Callable[[Any], Any], failed: Callable[[str], Any]) -> None:
     """Answer requests on standard input by ``read``, by ``failed`` with what went wrong, until it is closed."""
     with contextlib.suppress(BrokenPipeError), os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what is printed is no answer
+        os.dup2(2, 1)  # printed text is not an answer
         for line in sys.stdin.buffer:
             try:
                 answer = read(pickle.loads(binascii.a2b_base64(line)))  # noqa: S301 - of our parent
@@ -59,16 +59,16 @@ class ChildReader(Generic[A]):
         return self._asked is not None
 
     def ask(self, request: Any, now: float) -> None:
-        """Ask for a reading; raises OSError when no process can be started."""
+        """Request a reading; raises OSError when no process can be started."""
         if self._process.child is None:
             self._process.start(self._module)
         self._asked = now
         self._process.send(_pack(request))
 
     def answer(self, now: float) -> A | None:
-        """Return the answer when there is one; a child that ended or is late is replaced with the next request.
+        """Return the answer if it has arrived; the next request replaces a child that ended or is late.
 
-        A child that ended is told of in any case.
+        The end of a child is always reported.
         """
         if self._process.child is None:
             return None
@@ -77,7 +77,7 @@ class ChildReader(Generic[A]):
             self._asked = None
             answer: A = pickle.loads(binascii.a2b_base64(lines[-1]))  # noqa: S301 - of our child
             return answer
-        if ended:  # also while nothing is asked: the end of a stream would wake the caller again and again
+        if ended:  # also without a request: the end of a stream would wake the caller again and again
             return self._failed(f"the process that reads the host ended (status {self.close()})")
         if self._asked is not None and now - self._asked > DEADLINE:
             self.close()

@@ -1,6 +1,6 @@
-"""A node as it is now: the facts, what is offered, and how it is connected.
+"""The present state of a node: facts, offer and connections of its GPUs.
 
-Nothing here ends because a GPU or its driver is in a bad way: then the inventory says why it is empty.
+A broken GPU or driver ends nothing here: the inventory then states why it is empty.
 """
 
 import os
@@ -42,10 +42,10 @@ class OtherGpus(NamedTuple):
 
 
 class KubernetesNode(NamedTuple):
-    """``source``: "nvml", "wsl" or "vfio"; "" when the driver cannot be asked, for the reason in the inventory.
+    """``source``: "nvml", "wsl" or "vfio"; "" when the driver does not answer, for the reason in the inventory.
 
-    ``scores``: how well GPUs are connected, by pairs of UUIDs.  ``machines``: GPUs that a VFIO driver has.  All that is
-    about NVIDIA's GPUs; ``others``: those of other vendors.
+    ``scores``: how well GPUs are connected, by pairs of UUIDs.  ``machines``: GPUs bound to a VFIO driver.  All these
+    cover NVIDIA's GPUs; ``others``: those of other vendors.
     """
 
     source: str
@@ -58,7 +58,7 @@ class KubernetesNode(NamedTuple):
 
     @property
     def offered(self) -> Inventory:
-        """What is offered of all vendors' GPUs."""
+        """The offer of all vendors' GPUs."""
         parts = [self.inventory, *(other.inventory for other in self.others)]
         resources = tuple(resource for part in parts for resource in part.resources)
         notes = tuple(note for part in parts for note in part.notes)
@@ -72,7 +72,7 @@ class KubernetesNode(NamedTuple):
         return (*own, *(other.gpus.facts for other in self.others))
 
     def of(self, vendor: str) -> NodeGpus:
-        """Return what is known of a vendor's GPUs."""
+        """Return the reading of a vendor's GPUs."""
         own = NodeGpus(self.facts, self.hardware, {}, self.scores)
         return next((other.gpus for other in self.others if other.gpus.facts.vendor == vendor), own)
 
@@ -87,9 +87,9 @@ def host_settings(settings: Settings, options: PluginOptions) -> Settings:
 
 
 def read_node(settings: Settings, configuration: Configuration) -> KubernetesNode:
-    """Return what this node offers of NVIDIA's GPUs now, by the discovery strategy.
+    """Return this node's present offer of NVIDIA's GPUs, by the discovery strategy.
 
-    Asks NVML, in processes of their own.
+    Queries NVML in separate processes.
 
     ``settings``: those of :func:`host_settings`.  Must be called from a process with one thread.
     """
@@ -109,7 +109,7 @@ def read_node(settings: Settings, configuration: Configuration) -> KubernetesNod
 def read_others(settings: Settings, configuration: Configuration) -> tuple[OtherGpus, ...]:
     """Return the GPUs of the other vendors whose driver the host has; none where the strategy names one of NVIDIA's.
 
-    ``settings``: those of :func:`host_settings`.  A vendor whose driver cannot be asked now offers nothing.
+    ``settings``: those of :func:`host_settings`.  A vendor whose driver does not answer offers nothing.
     """
     if configuration.options.device_discovery_strategy != "auto":
         return ()
@@ -167,11 +167,11 @@ def _read_vfio(settings: Settings, configuration: Configuration) -> KubernetesNo
 
 
 def carry_over(before: Inventory, now: Inventory) -> Inventory:
-    """Return the inventory with what GPUs that are lost or gone offered before, as unhealthy devices.
+    """Return the inventory with the devices of lost or removed GPUs, as unhealthy ones.
 
-    Both inventories are of the same configuration.  The kubelet takes a device that is left out for one that never was,
-    and a lost GPU no longer tells of its MIG devices.  MIG devices that are gone while their GPU is well were removed
-    by somebody: they are left out.
+    Both inventories are of the same configuration.  To the kubelet a device that is left out never existed, and a lost
+    GPU no longer reports its MIG devices.  MIG devices that are gone from a healthy GPU were removed on purpose: they
+    are left out.
     """
     well = {device.gpu for resource in now.resources for device in resource.devices if not device.error}
     errors = {device.gpu: device.error for resource in now.resources for device in resource.devices if device.error}

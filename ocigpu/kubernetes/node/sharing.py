@@ -33,7 +33,7 @@ class Shared(NamedTuple):
 class Sharing(NamedTuple):
     """``strategy``: "none", "time-slicing" or "mps".
 
-    ``one_each``: a container may ask for one replica at most (failRequestsGreaterThanOne).
+    ``one_each``: a container may request one replica at most (failRequestsGreaterThanOne).
     """
 
     strategy: str = "none"
@@ -42,10 +42,10 @@ class Sharing(NamedTuple):
 
 
 def parse_sharing(part: Mapping[str, Any], where: str) -> tuple[Sharing, list[str]]:
-    """Return how devices are shared, and warnings: MPS comes before time-slicing, as with NVIDIA's plugin.
+    """Return how devices are shared, and warnings; MPS takes precedence over time-slicing, as in NVIDIA's plugin.
 
-    A name that is given under ``rename`` is used; renameByDefault only names what has none.  ``part``: of the shape
-    that :mod:`~ocigpu.kubernetes.node.config` has checked.  Raises SettingsError.
+    A name under ``rename`` is used; renameByDefault only applies without one.  ``part``: of the shape that
+    :mod:`~ocigpu.kubernetes.node.config` has checked.  Raises SettingsError.
     """
     found = {}
     for strategy, key, one_each in (("mps", "mps", True), ("time-slicing", "timeSlicing", False)):
@@ -101,7 +101,7 @@ def _parse_devices(raw: Any, where: str) -> "str | int | tuple[str, ...]":
 
 
 def resource_name(text: str, where: str) -> str:
-    """Return a resource's name with its domain: "gpu" is nvidia.com/gpu; raises SettingsError for what is none."""
+    """Return a resource's name with its domain: "gpu" is nvidia.com/gpu; raises SettingsError for an invalid one."""
     name = text if text.startswith(DOMAIN) else DOMAIN + text
     if len(name) > MAX_NAME:
         raise option_error(where, f"{quoted(name)} is longer than {MAX_NAME} characters")

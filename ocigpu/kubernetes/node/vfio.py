@@ -61,11 +61,11 @@ def read_names(resource: str) -> dict[int, str]:
 
 
 def read_model_names(paths: tuple[str, ...] = PCI_IDS) -> dict[int, str]:
-    """Return NVIDIA's PCI devices by id from the first list of PCI ids that is there (pci.ids(5)); {} without one."""
+    """Return NVIDIA's PCI devices by id from the first list of PCI ids that exists (pci.ids(5)); {} without one."""
     for path in paths:
         try:
             lines = read_regular(path, MAX_PCI_IDS).decode(errors="replace").splitlines()
-        except OSError:  # not installed, or not such a file
+        except OSError:  # not installed, or another kind of file
             continue
         return _names_of_vendor(lines, f"{NVIDIA_VENDOR:04x} ")
     return {}

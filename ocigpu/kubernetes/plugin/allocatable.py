@@ -22,7 +22,7 @@ def pods_socket(kubelet: str) -> str:
 
 
 class Allocatable:
-    """Asks every so many seconds; ``wake`` is called from another thread when there is an answer."""
+    """Queries at an interval; ``wake`` is called from another thread when an answer arrives."""
 
     def __init__(self, socket: str, seconds: float, wake: Callable[[], None]) -> None:
         self._socket, self._seconds, self._wake = socket, seconds, wake
@@ -31,9 +31,9 @@ class Allocatable:
         self._call: Any = None
 
     def step(self, now: float) -> Mapping[str, frozenset[str]] | None:
-        """Return the ids of healthy devices by resource when there is an answer, else None.
+        """Return the ids of healthy devices by resource when an answer has arrived, else None.
 
-        A kubelet that has no such socket, or does not answer, says nothing.
+        Without the socket or an answer, the result is None as well.
         """
         if self._call is None:
             if now >= self._due and os.path.exists(self._socket):
@@ -58,7 +58,7 @@ class Allocatable:
         self._call.add_done_callback(lambda _call: self._wake())
 
     def close(self) -> None:
-        """Give up on what is under way."""
+        """Cancel the query under way."""
         if self._channel is not None:
             self._channel.close()
         self._call = self._channel = None

@@ -1,7 +1,6 @@
-"""What a container is given for the devices that the kubelet chose: the answer to Allocate.  Pure.
+"""The answer to Allocate: what a container gets for the devices that the kubelet chose.  Pure.
 
-Device nodes come from the plan that the shim makes for the same request, so that a container of a pod has what one of
-Docker has.
+Device nodes come from the shim's plan for the same request, so a pod's container gets the same nodes as one of Docker.
 """
 
 import re
@@ -225,9 +224,9 @@ def _planned_nodes(
     options: PluginOptions,
     settings: Settings,
 ) -> list[pb.DeviceSpec]:
-    """Return the nodes of the plan for this request, as far as the host has them.
+    """Return the nodes of the plan for this request that the host has.
 
-    Raises HostError (OCIGPU-DEV-4) for a missing one that a device cannot be without.
+    Raises HostError (OCIGPU-DEV-4) for a missing one that a device requires.
     """
     plan = make_plan(facts, request, settings)
     access = {(rule.major, rule.minor): rule.access for rule in plan.actions if isinstance(rule, AllowDevice)}

@@ -1,8 +1,8 @@
-"""``ocigpu device-plugin``: keeps the kubelet told about this node's devices until it is told to end.
+"""``ocigpu device-plugin``: keeps the kubelet informed about this node's devices until it is stopped.
 
-One thread (:mod:`~ocigpu.kubernetes.node.program`) does everything that may wait for nobody: signals, files, readings
-of the node, NVML's events, registration; gRPC answers in others (:mod:`~ocigpu.kubernetes.plugin.server`).  What goes
-wrong is logged and tried again.
+One thread (:mod:`~ocigpu.kubernetes.node.program`) does everything that must never block: signals, files, readings of
+the node, NVML's events, registration; gRPC answers in others (:mod:`~ocigpu.kubernetes.plugin.server`).  Failures are
+logged and retried.
 """
 
 import os
@@ -96,10 +96,10 @@ class DevicePlugin(NodeProgram[Reading]):
     # life
 
     def run(self) -> None:
-        """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads everything anew.
+        """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads everything again.
 
-        Needs the right to make sockets beside the kubelet's: root.  Raises HostError when there is no driver and it was
-        told to end then (failOnInitError).
+        Needs the right to make sockets beside the kubelet's: root.  Raises HostError without a driver if
+        failOnInitError is set.
         """
         with self.signals:
             self._configure()
@@ -141,7 +141,7 @@ class DevicePlugin(NodeProgram[Reading]):
             self._configure()
 
     def _configure(self) -> bool:
-        """Take up the configuration; one that is wrong leaves the one before in force.  Returns whether it was good."""
+        """Load the configuration; a wrong one leaves the former one in force.  Returns whether it was valid."""
         try:
             configuration = read_configuration(self.given)
             settings = host_settings(self.given_settings, configuration.options)
@@ -158,7 +158,7 @@ class DevicePlugin(NodeProgram[Reading]):
             self.monitor = Monitor(configuration, self.rules, self.monitor)
             for note in self.monitor.notes:
                 self.log("warning", note)
-            self.inventory, self.node = Inventory(), None  # what is gone from another configuration is not lost
+            self.inventory, self.node = Inventory(), None  # a device missing from another configuration is not lost
             self.reader.close()
         self._read_due = 0.0
         return True
@@ -198,7 +198,7 @@ class DevicePlugin(NodeProgram[Reading]):
         if self.node is None or self.configuration is None:
             return
         self.without_mps = waiting_resources(self.inventory.resources, self.configuration)
-        # tenants share the switches: one that has one has the traffic of all
+        # tenants share the switches: access to one exposes the traffic of all
         offered = [each for each in self.inventory.resources if not (self.gate and each.name == SWITCH_RESOURCE)]
         judged = [self.monitor.with_health(self._usable(resource)) for resource in offered]
         gated = {resource.name for resource in judged if resource.kind == "vfio" and self.gate}
@@ -220,7 +220,7 @@ class DevicePlugin(NodeProgram[Reading]):
                 self.log("info", f"{resource.name}: now {_count(resource)}", resource=resource.name)
 
     def _usable(self, resource: Resource) -> Resource:
-        """Return the resource, with why its devices cannot be shared as they were told to be."""
+        """Return the resource, with the reason if its devices cannot be shared as configured."""
         if resource.sharing != "mps" or self.node is None or self.configuration is None:
             return resource
         problem = mps_problem(resource, self.node.facts) or waits_for_mps(resource, self.configuration)

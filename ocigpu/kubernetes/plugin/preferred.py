@@ -1,8 +1,8 @@
-"""Which of the free devices a container should get: the answer to GetPreferredAllocation.  Pure.
+"""The answer to GetPreferredAllocation: which free devices a container should get.  Pure.
 
 Whole GPUs are chosen by how well they are connected ("aligned"), replicas and MIG devices by how busy their GPUs are
-(the policy "distributed" or "packed").  The kubelet takes the answer for advice, but fails the pod on an error: so
-there is an answer wherever one exists, also about devices that nothing is known of.
+(the policy "distributed" or "packed").  The kubelet treats the answer as advice, but fails the pod on an error.  So
+every request that can be answered gets an answer, also one about unknown devices.
 """
 
 import itertools
@@ -33,8 +33,8 @@ def prefer(
 ) -> tuple[str, ...]:
     """Return ``size`` ids of the available ones, with those that must be included first.
 
-    ``devices``: those of the resource; healthy ones are taken before others.  Raises RequestError (OCIGPU-KUBE-2) only
-    when there are not enough ids, or more must be included than are wanted.
+    ``devices``: those of the resource; healthy ones come first.  Raises RequestError (OCIGPU-KUBE-2) only when too few
+    ids are available, or more must be included than requested.
     """
     included = dict.fromkeys(must_include)
     required = tuple(included)
@@ -54,7 +54,7 @@ def prefer(
 
 
 def _order(device: PluginDevice | None, id_: str) -> tuple[tuple[int, ...], str, int, str]:
-    """Sort by ordinal, then by the number of the replica; what is unknown comes last."""
+    """Sort by ordinal, then by the number of the replica; unknown devices come last."""
     if device is None:
         return (1 << 30,), id_, 0, id_
     replica = id_.removeprefix(device.uuid).strip(":")
@@ -70,7 +70,7 @@ def _by_policy(
 ) -> tuple[str, ...]:
     """Take one after another from the GPU with the fewest (packed: the most) devices given away.
 
-    Of equally busy GPUs, the one that was taken from least often now.
+    Among equally busy GPUs, the one with the fewest picks in this call comes first.
     """
     gpus = {id_: known[id_].gpu if id_ in known else id_ for id_ in candidates}
     given = dict.fromkeys(gpus.values(), 0)
@@ -101,8 +101,8 @@ def _by_policy(
 def _aligned(candidates: Sequence[str], required: Sequence[str], wanted: int, scores: Scores) -> tuple[str, ...]:
     """Return the candidates that are best connected with each other and the required ones.
 
-    Of equally good choices, the one that tears the fewest connections to the GPUs that stay free: what is left over is
-    somebody's next choice.
+    Among equally good choices, the one that cuts the fewest connections to the remaining free GPUs wins: the next
+    container gets one of those.
     """
     if wanted in (0, len(candidates)):
         return tuple(candidates)[:wanted]
@@ -128,7 +128,7 @@ def _worth(
 
 
 def _grown(matrix: Sequence[Sequence[int]], count: int, fixed: Sequence[int], wanted: int) -> "list[tuple[int, ...]]":
-    """Return good choices where there are too many to look at all: grown from each GPU, improved by exchanges.
+    """Return good choices where there are too many to examine all: grown from each GPU, improved by exchanges.
 
     Takes time in the order of count^3 at most, a fraction of a second for 64 GPUs.
     """

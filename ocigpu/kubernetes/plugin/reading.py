@@ -28,15 +28,15 @@ class Reading(NamedTuple):
 
 
 def read_again(before: KubernetesNode | None, settings: Settings, configuration: Configuration) -> Reading:
-    """Return what the node has of NVIDIA's GPUs now; what has not changed is not looked at closely.
+    """Return the node's NVIDIA GPUs; unchanged ones are not examined closely.
 
-    Asks NVML by a forked child.
+    A forked child queries NVML.
     """
     if configuration.options.device_discovery_strategy != "vfio" and not is_wsl(settings):
         try:
             facts = read_host_facts(settings)
         except HostError:
-            return Reading(read_node(settings, configuration))  # says why, or finds GPUs for virtual machines
+            return Reading(read_node(settings, configuration))  # states why, or finds GPUs for virtual machines
         if problem := load_vendor(facts.vendor).find_silence(facts):
             return Reading(None, problem)
         if before and before.source == "nvml" and facts == before.facts and not before.hardware.problem:
@@ -45,7 +45,7 @@ def read_again(before: KubernetesNode | None, settings: Settings, configuration:
 
 
 def add_others(reading: Reading, others: tuple[OtherGpus, ...]) -> Reading:
-    """Return the reading with the GPUs of other vendors, which a silent NVML says nothing about."""
+    """Return the reading with the GPUs of other vendors, which do not depend on NVML."""
     if not others:
         return reading
     node = reading.node or KubernetesNode("", HostFacts(), Inventory(reason=reading.silent))

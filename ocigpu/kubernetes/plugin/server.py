@@ -72,7 +72,7 @@ class ResourceServer:
         self._listener.start([serve(DEVICE_PLUGIN, self._functions())], WORKERS, _dial)
 
     def stop(self, gone: bool = False) -> None:
-        """End all calls and remove the socket; with ``gone`` the kubelet is first told that there are no devices."""
+        """End all calls and remove the socket; with ``gone``, first report to the kubelet that no devices are left."""
         if not self.running:
             return
         if gone:
@@ -96,7 +96,7 @@ class ResourceServer:
         self._devices.break_off()
 
     def update(self, offer: Offer) -> bool:
-        """Answer from another offer; returns whether the kubelet is told about other devices or their health."""
+        """Answer from another offer; returns whether devices or their health changed for the kubelet."""
         self.offer = offer
         return self._devices.tell(offer.resource.devices)
 
@@ -155,7 +155,7 @@ class ResourceServer:
         return pb.AllocateResponse(container_responses=responses)
 
     def _pre_start(self, offer: Offer, request: Any) -> pb.PreStartContainerResponse:
-        """Nothing is to be done: the kubelet only calls it where the options ask for it."""
+        """Do nothing: the kubelet calls this only if the options request it."""
         known = {device.id for device in offer.resource.devices}
         unknown = [id_ for id_ in request.devices_ids if id_ not in known]
         if unknown:
@@ -164,7 +164,7 @@ class ResourceServer:
 
 
 def plugin_options() -> pb.DevicePluginOptions:
-    """Return what every server of ours can do."""
+    """Return the capabilities of all our servers."""
     return pb.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
@@ -217,7 +217,7 @@ class Registration:
         self._say("warning", f"{why_so}: registering again in {seconds:.0f} s")
 
     def step(self, now: float, kubelet: tuple[int, ...]) -> None:
-        """Do what is due; ``kubelet``: identity of its socket, () while there is none."""
+        """Do the work that is due; ``kubelet``: identity of its socket, () while it does not exist."""
         if self._call is not None:
             if not self._call.done():
                 return
@@ -261,7 +261,7 @@ class Registration:
         self._log.once(topic, level, f"{self._resource}: {text}", resource=self._resource)
 
     def cancel(self) -> None:
-        """Give up on what is under way."""
+        """Cancel the call under way."""
         if self._channel is not None:
             self._channel.close()
         self._call = self._channel = None

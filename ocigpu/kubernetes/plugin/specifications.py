@@ -52,7 +52,7 @@ def _has_cdi(options: PluginOptions) -> bool:
 
 def _wanted_of_first(node: KubernetesNode, configuration: Configuration) -> tuple[GenerateOptions, ...]:
     options = configuration.options
-    if node.source == "vfio":  # Kata asks for them whatever the strategy is
+    if node.source == "vfio":  # Kata requests them under every strategy
         return tuple(
             GenerateOptions(
                 mode="vfio",
@@ -84,7 +84,7 @@ def _generate(options: PluginOptions, vendor: str, device_class: str, mode: str)
 
 
 def _write(spec: dict[str, Any], path: str) -> None:
-    """Write a file unless it says the same already: whoever watches the directory is not woken for nothing."""
+    """Write a file unless its content is unchanged, so watchers of the directory are not woken in vain."""
     try:
         with open(path, encoding="utf-8") as file:
             if json.load(file) == spec:
