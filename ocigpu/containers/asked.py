@@ -1,7 +1,7 @@
-"""What asks for GPUs in a container: who set the request, as far as that can be told, and what its image could use.
+"""The origin of a container's GPU request, as far as it is known, and the GPU libraries its image could use.
 
-A config.json has the variables of image and command line together; Docker keeps both apart in its own files.  Driver
-files that an image has users of and does not ask for, NVIDIA's default mode gives unasked.
+A config.json merges the variables of image and command line; Docker's own files keep them apart.  NVIDIA's default mode
+also provides driver files that an image can use but does not request.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ UNKNOWN = {
 
 
 def tell_origin(request: Request, config: dict[str, Any], container: Container | None) -> str:
-    """Return who asked, in words; "" for a container that requests nothing."""
+    """Return the origin of the request, as text; "" for a container that requests nothing."""
     if not request.source:
         return ""
     if request.source == MOUNT_SOURCE:
@@ -77,10 +77,10 @@ def tell_docker_options(config: dict[str, Any], container: Container) -> str:
 
 
 def _image_of(data_root: str, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a Docker container's image (OCI image-spec, config.md), empty where it is not found.
+    """Return the configuration of a Docker container's image (OCI image-spec, config.md), empty if it is not found.
 
-    It is in Docker's own image store; with containerd's, the default since Docker 29, the image's digest is that of an
-    index or manifest among containerd's blobs, which are called by their digests.
+    It is in Docker's own image store; with containerd's store, the default since Docker 29, the image's digest names an
+    index or manifest among containerd's blobs, whose file names are digests.
     """
     digest = _digest(about.get("Image"))
     own = read_engine_file(f"{data_root}/image/{about.get('Driver')}/imagedb/content/sha256/{digest}") if digest else {}
@@ -148,9 +148,9 @@ USERS = {
 
 
 def find_users(root: str, capabilities: Collection[str]) -> dict[str, str]:
-    """Return a library of the image for each capability that it uses and that is not among those given.
+    """Return a library of the image for each capability that it uses and that was not given.
 
-    ``root``: the container's root directory.  Empty for one that cannot be looked at.
+    ``root``: the container's root directory.  Empty if it cannot be inspected.
     """
     try:
         found: dict[str, str] = look_below(root, lambda root_fd: look_for_users(root_fd, capabilities))
@@ -176,7 +176,7 @@ def look_for_users(root_fd: int, capabilities: Collection[str]) -> dict[str, str
 
 
 def describe_users(users: dict[str, str], env: Collection[object]) -> str:
-    """Return a sentence on what an image could want of the driver; "" where it wants nothing more.
+    """Return a sentence on driver files that an image could use but does not get; "" if it needs nothing more.
 
     ``env``: the container's variables, as NAME=VALUE.
     """

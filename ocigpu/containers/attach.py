@@ -1,8 +1,8 @@
 """``ocigpu attach`` and ``ocigpu detach``: GPUs for containers that run.
 
-Attached are the device rules, the nodes, the view of /proc/driver/nvidia, and for a container that had no GPU all that
-a hook would have given it.  Everything or nothing: what is mounted and made is undone by the journal of
-:mod:`ocigpu.provision`, the rules by :mod:`ocigpu.containers.rules`.
+The commands change the device rules, the nodes and the view of /proc/driver/nvidia.  A container without a GPU also
+gets everything that a hook would have given it.  A change is made completely or not at all: the journal of
+:mod:`ocigpu.provision` undoes mounts and files, :mod:`ocigpu.containers.rules` the rules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,7 +63,7 @@ def attach(live: Live, names: Sequence[str]) -> Changed:
     profile = [action for action in after.base if isinstance(action, Tmpfs)]
     wanted_actions = dict.fromkeys((*whole.actions, *after.brought_by(new, now.devices), *profile))
     actions = [action for action in wanted_actions if action not in view]
-    again = numbers_of(live.facts, new)  # of one that was detached: all that it had
+    again = numbers_of(live.facts, new)  # the numbers of a detached device: all that it had
     actions += [Node(node, "") for node in now.started.nodes.values() if (node.major, node.minor) in again]
     numbers = {(action.node.major, action.node.minor) for action in actions if isinstance(action, Node)}
     began_with = {(node.major, node.minor) for node in now.started.nodes.values()}
@@ -95,7 +95,7 @@ def give(
     Then the record is written; before, which devices are ``new``.  Raises OcigpuError after everything was undone.
     """
     foreign = numbers - set(host_nodes(live.facts))
-    if foreign:  # whatever a configuration says
+    if foreign:  # under any configuration
         raise OcigpuError("OCIGPU-INT-2", f"container {live.found.name}: {_listed(foreign)} are not the driver's")
     with _rules_for(live, grant, numbers, allow=True):
         viewed = any(isinstance(action, Tmpfs) and action.container_path == PROC_DRIVER for action in actions)
@@ -271,7 +271,7 @@ def _find_device(name: str, facts: HostFacts) -> tuple[str, ...]:
 
 
 def view_of(plan: Plan) -> "tuple[Action, ...]":
-    """Return what makes /proc/driver/nvidia, all of it: a new view goes over the one before."""
+    """Return the actions that make all of /proc/driver/nvidia: a new view is mounted over the former one."""
     tops = (PROC_DRIVER, PROC_DRIVER.rpartition("/")[0])
     return tuple(
         action
@@ -294,6 +294,6 @@ def allowed_now(live: Live, numbers: set[Number]) -> frozenset[Number]:
 
 
 def describe_holders(held: Sequence[Process]) -> str:
-    """Return who has what open, "process 4711 (python) has /dev/nvidia3 open"."""
+    """Return the holders as text, "process 4711 (python) has /dev/nvidia3 open"."""
     shown = [f"process {one.pid} ({one.command}) has {', '.join(one.devices)} open" for one in held[:8]]
     return "; ".join(shown) + (f"; and {len(held) - 8} more" if len(held) > 8 else "")

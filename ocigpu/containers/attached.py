@@ -1,8 +1,8 @@
-"""What was given to running containers, and taken from them, after they were started: a file for each container.
+"""Records of what running containers were given, or lost, after their start: a file for each container.
 
-In the cache directory (/run/ocigpu), of root, until the container has ended or the next boot.  The
-runtime knows nothing of it: what it does to the device rules later (an update of the resources) takes such devices
-away or brings them back, and ``ocigpu repair`` does the rest.
+The files are in root's cache directory (/run/ocigpu), until the container has ended or the next boot.  The runtime does
+not know them.  When it changes the device rules later (an update of the resources), it takes such devices away or
+brings them back; ``ocigpu repair`` corrects that.
 """
 
 import json
@@ -24,11 +24,10 @@ PREFIX = "attached-"
 class AttachRecord(NamedTuple):
     """UUIDs of GPUs and MIG devices: ``attached`` later, and ``detached`` of those it was started with.
 
-    ``files``: vendors of whose driver it was given files and control nodes, too.  ``numbers``: devices that it may open
-    since, and could not when it was started.  ``view``: id of the mount that shows it /proc/driver/nvidia since, 0 for
-    the one it was started with.
-    ``unsure``: those that a command is giving or taking; if it was killed, nodes of them may be there, and over the
-    mount ``under`` a view that shows them (0: there is none).
+    ``files``: vendors whose driver files and control nodes it was also given.  ``numbers``: devices that it may open
+    now, and could not at its start.  ``view``: id of the mount that now shows it /proc/driver/nvidia, 0 for the
+    original one.  ``unsure``: devices that a command is giving or taking.  If it was killed, their nodes may exist, and
+    a view that shows them may lie over the mount ``under`` (0: none).
     """
 
     attached: tuple[str, ...] = ()
@@ -41,7 +40,7 @@ class AttachRecord(NamedTuple):
 
 
 def read_record(container: Container, settings: Settings) -> AttachRecord:
-    """Return what was recorded of a container; nothing if there is none, or somebody else may have written it."""
+    """Return the record of a container; an empty one if it is missing, or if another user may have written it."""
     directory = open_cache(False, settings.simulation_root)
     if directory < 0:
         return AttachRecord()
@@ -59,7 +58,7 @@ def read_record(container: Container, settings: Settings) -> AttachRecord:
 
 
 def write_record(container: Container, settings: Settings, record: AttachRecord) -> None:
-    """Record this of a container, or remove what is recorded if it says nothing; records of ended containers go too.
+    """Write a container's record, or remove it if it is empty; records of ended containers are removed, too.
 
     Raises OcigpuError OCIGPU-CTR-5 when it cannot be written.
     """

@@ -1,10 +1,10 @@
-"""What is believed of a container: what runtimes and engines wrote, if nobody else could have written it.
+"""Trusted facts about containers: files of runtimes and engines that no other user could have written.
 
 Runtimes keep one directory for each container: runc a ``state.json`` (libcontainer, ``State``), crun a ``status``
-(libcrun/status.c) and a copy of config.json.  Only states count that nobody but root and the calling user can write or
-replace: others would let their writer name any process and any bundle.  What images and pods may write into a state,
-annotations, names neither.  A bundle, and files of engines, may be named by who cannot write them and written by who
-cannot name them: both are asked for.  Nothing is opened before it is known to be a regular file.
+(libcrun/status.c) and a copy of config.json.  A state counts only if no user but root and the caller can write or
+replace it: other states would let their writer name any process and any bundle.  Images and pods may write annotations
+into a state, which name neither.  A bundle, and files of engines, may be named by one user and written by another: both
+are checked.  No file is opened before it is known to be a regular one.
 """
 
 import errno
@@ -126,7 +126,7 @@ class OwnState(NamedTuple):
 def open_state(directory: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """Give a descriptor of a runtime's directory, and path and content of the state in it, "" for none.
 
-    A link is none of the runtime's making.  Raises NotTrustedError, SpecError.
+    A runtime never makes a link there.  Raises NotTrustedError, SpecError.
     """
     try:
         fd = os.open(directory, _DIRECTORY | os.O_NOFOLLOW)
@@ -148,7 +148,7 @@ def open_state(directory: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def why_state_replaceable(path: str) -> str:
-    """Return why somebody else could have put a state, or a directory above it, in its place; "" if nobody could."""
+    """Return why another user could have replaced a state or a directory above it; "" if none could."""
     path = os.path.dirname(path)
     try:
         while path != "/":
@@ -161,7 +161,7 @@ def why_state_replaceable(path: str) -> str:
 
 
 def _read_in(dir_fd: int, name: str, path: str, limit: int) -> bytes | None:
-    """Return the content of a file of a runtime's directory, None if there is none.
+    """Return the content of a file of a runtime's directory, None if it does not exist.
 
     Raises NotTrustedError and SpecError.
     """
@@ -230,8 +230,8 @@ def _open_state_of(container: Container) -> Iterator[tuple[int, dict[str, Any]]]
 def read_config_of(container: Container) -> Document:
     """Return the config.json that a container was started with.
 
-    Raises SpecError for one that somebody else could have written (:func:`read_trusted`), or that the container was
-    not started with by what its runtime has kept: then it does not say what was granted.
+    Raises SpecError for one that another user could have written (:func:`read_trusted`), and for one that differs from
+    the configuration that the runtime kept at the start: it does not show what was granted.
     """
     with _open_state_of(container) as (fd, state):
         return read_config(read_own_state(state, container.state_file), container.state_file, fd)
@@ -260,9 +260,9 @@ def read_config(own: OwnState, state_file: str, dir_fd: int) -> Document:
 
 
 def read_shown(own: OwnState, state: dict[str, Any], state_file: str, dir_fd: int) -> dict[str, Any]:
-    """Return annotations and mounts of a container as in a config.json: they tell its engine and its name.
+    """Return annotations and mounts of a container as in a config.json: they identify its engine and its name.
 
-    runc has both in its state, as they were when it was created; crun in its copy of config.json.
+    runc stores both in its state, as they were at creation; crun stores them in its copy of config.json.
     """
     if own.labels is not None:
         pairs = [label.partition("=") for label in own.labels if isinstance(label, str)]
@@ -280,7 +280,7 @@ def _another(path: str, what: str) -> SpecError:
 
 
 def read_cgroup(container: Container) -> str:
-    """Return the path of a container's device cgroup as its runtime keeps it, "" if there is none.
+    """Return the path of a container's device cgroup as its runtime keeps it, "" without one.
 
     runc: ``cgroup_paths`` of state.json, by controller of v1, "" for v2; crun: ``cgroup-path`` of status.
     """
@@ -323,7 +323,7 @@ def _recorded_rule(entry: dict[str, Any], path: str) -> list[FilterRule]:
 
 
 class TrustedFile(NamedTuple):
-    """What was read, and of which file: mode, uid and gid."""
+    """The content of a file, and its mode, uid and gid."""
 
     text: bytes
     mode: int
@@ -334,9 +334,9 @@ class TrustedFile(NamedTuple):
 def read_trusted(path: str, limit: int, below: str = "") -> TrustedFile:
     """Return the content of a file, of ``limit`` bytes at most, that only root and the calling user could have written.
 
-    Every directory on the way, every link and the file itself must be theirs and not be writable by others (a sticky
-    directory may be); the file is no link, does not lie in what containers write (:func:`why_of_containers`) and not
-    below the directory ``below``.  Raises SpecError OCIGPU-SPEC-1.
+    Every directory on the way, every link and the file itself must belong to them and not be writable by others (a
+    sticky directory may be).  The file is not a link, and lies neither in a place that containers write
+    (:func:`why_of_containers`) nor below the directory ``below``.  Raises SpecError OCIGPU-SPEC-1.
     """
     if not is_path(path):
         raise SpecError("OCIGPU-SPEC-1", f"read {quoted(path)}: not a path")
@@ -411,7 +411,7 @@ def _open_by_steps(path: str) -> tuple[int, str]:
 
 
 def _check_directory(status: os.stat_result, here: str, path: str) -> None:
-    """Raise SpecError for a directory whose entries somebody else could exchange (sticky: only their own, inode(7))."""
+    """Raise SpecError for a directory whose entries other users could replace (sticky: only their own, inode(7))."""
     shared = status.st_mode & stat.S_ISVTX
     if cause := why_untrusted(status.st_uid, status.st_mode & ~0o022 if shared else status.st_mode):
         raise _refused(path, f"directory {here}: {cause}")

@@ -48,10 +48,10 @@ def _raw_answer(child: Child) -> Any:
 
 
 def ask_each(looks: Iterable[Callable[[], Any]], seconds: float = SECONDS) -> list[Callable[[], Any]]:
-    """Return for each of ``looks`` what returns its result, or raises, as :func:`ask_child` does.
+    """Return a function for each of ``looks`` that returns its result or raises, as :func:`ask_child` does.
 
-    One child looks at all of them, one after another.  If that comes too late or is killed, each gets a child of its
-    own, all at once and with as much time again: however many hang, they take twice the seconds together.
+    One child runs all of them, one after another.  If it is too late or is killed, each look gets a child of its own,
+    all at once and with the same time again.  So together they take at most twice the seconds, however many hang.
     """
     looks = list(looks)
     if len(looks) < 2:

@@ -30,7 +30,7 @@ REPLACED_NOTE = (
 
 
 class Original(NamedTuple):
-    """A config.json without the edit: ``mode`` is that of the edit, "" when there is none; ``devices``: of mode cdi."""
+    """A config.json without the edit: ``mode`` is that of the edit, "" without one; ``devices``: of mode cdi."""
 
     config: dict[str, Any]
     mode: str
@@ -41,8 +41,8 @@ class Original(NamedTuple):
 class Change(NamedTuple):
     """One difference: ``op`` is "add", "remove" or "replace" at a JSON pointer (RFC 6901), ``old`` and ``new`` values.
 
-    Entries of a list are found by their content: the number in the pointer of one that was removed is its place in the
-    first document, of one that was added in the second.
+    Entries of a list are matched by their content.  The number in the pointer is the place of a removed entry in the
+    first document, and of an added one in the second.
     """
 
     op: str
@@ -52,10 +52,10 @@ class Change(NamedTuple):
 
 
 def find_original(config: dict[str, Any], settings: Settings, bundle: str = "") -> Original:
-    """Return a config.json as it was before ocigpu-runtime edited it; the object given stays as it is.
+    """Return a config.json as it was before ocigpu-runtime edited it; the argument is unchanged.
 
-    ``bundle``: as for :func:`ocigpu.gpus.nvidia.request.parse_request`.
-    Raises SpecError OCIGPU-SPEC-2 for one that is nested so deeply that it cannot be copied.
+    ``bundle``: as for :func:`ocigpu.gpus.nvidia.request.parse_request`.  Raises SpecError OCIGPU-SPEC-2 for one that is
+    nested too deeply to be copied.
     """
     mode = read_mode(config)
     try:
@@ -67,9 +67,7 @@ def find_original(config: dict[str, Any], settings: Settings, bundle: str = "") 
         if carried_out:
             take_back(found)
         return _without_devices(found, settings, bundle, carried_out)
-    if not mode and _asks_for_devices(
-        config, settings, bundle
-    ):  # of a vendor whose specifications leave no other trace
+    if not mode and _asks_for_devices(config, settings, bundle):  # the vendor's specifications leave no other trace
         original = _without_devices(copy.deepcopy(found), settings, bundle)
         return original if original.mode and original.notes == (REPLACED_NOTE,) else Original(found, "")
     take_back(found)
@@ -82,14 +80,14 @@ def find_original(config: dict[str, Any], settings: Settings, bundle: str = "") 
 def _asks_for_devices(config: dict[str, Any], settings: Settings, bundle: str) -> bool:
     try:
         return parse_request(config, settings, bundle).selection == "cdi"
-    except OcigpuError:  # a request that nobody can grant
+    except OcigpuError:  # a request that cannot be granted
         return False
 
 
 def _take_back_hook(config: dict[str, Any]) -> bool:
-    """Take the shim's hook out, and the rules of its form at the end of the list; returns whether there was a hook.
+    """Remove the shim's hook, and the rules of its form at the end of the list; returns whether a hook was found.
 
-    A hook of ours that an engine put there (``docker run --gpus``) has another argv[0], and stays.
+    Our hook that an engine added (``docker run --gpus``) has another argv[0], and stays.
     """
     entries = get_list(get_object(config, "hooks"), "prestart")
     others = [entry for entry in entries if get_list(entry, "args")[:1] != [OUR_HOOK]]
@@ -103,7 +101,7 @@ def _take_back_hook(config: dict[str, Any]) -> bool:
 
 
 def _drop_empty(config: dict[str, Any]) -> None:
-    """Remove the lists and objects that an edit makes, where nothing is left in them."""
+    """Remove the lists and objects that an edit makes, if they are now empty."""
     linux = get_object(config, "linux")
     for parent, names in (
         (get_object(config, "hooks"), ("prestart",)),
@@ -144,9 +142,9 @@ def _without_devices(config: dict[str, Any], settings: Settings, bundle: str, ca
 
 
 def find_devices(config: dict[str, Any], settings: Settings, bundle: str = "") -> tuple[str, ...]:
-    """Return the CDI devices of a config.json: those that it asks for, else those whose nodes it has.
+    """Return the CDI devices of a config.json: those that it requests, else those whose nodes it contains.
 
-    Specifications of NVIDIA's devices overwrite the variable that asked.  Raises OcigpuError.
+    Specifications of NVIDIA's devices overwrite the variable of the request.  Raises OcigpuError.
     """
     request = parse_request(config, settings, bundle)
     if request.selection == "cdi":

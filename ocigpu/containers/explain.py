@@ -1,4 +1,4 @@
-"""Why a container has what it has: its request, its plan made once more, and what of that is there now."""
+"""Explains a container's GPUs: its request, its plan made again, and the parts of the plan that exist now."""
 
 import os
 from collections.abc import Sequence
@@ -42,9 +42,9 @@ FOUND_BY_NODES = "CDI devices, recognized by their nodes"
 
 
 class Capability(NamedTuple):
-    """A driver capability: asked for or not, how many libraries of it the host has, and names of those it has not.
+    """A driver capability: whether it is requested, the number of its libraries on the host, names of missing ones.
 
-    A driver has never all of them: some are of older or newer versions.
+    No driver has all of them: some belong to older or newer versions.
     """
 
     name: str
@@ -54,10 +54,10 @@ class Capability(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """Everything about one container.
+    """All facts about one container.
 
-    ``mode``: of the edit that was made ("" for none by this project), ``planned_mode`` what ``steps`` are made for.
-    ``spec``: whether mode spec can serve it, in words.  ``error``: why nothing can be planned, with its hint.
+    ``mode``: of the edit that was made ("" for none by this project), ``planned_mode``: the mode of ``steps``.
+    ``spec``: whether mode spec can serve it, as text.  ``error``: why nothing can be planned, with its hint.
     """
 
     bundle: str
@@ -80,7 +80,7 @@ class Explanation(NamedTuple):
 
 
 def explain_bundle(target: Target, settings: Settings, facts: HostFacts) -> Explanation:
-    """Return what can be told of a bundle, and of the container made of it; nothing is changed."""
+    """Return all facts about a bundle and its container; changes nothing."""
     with open_root(target.container) as root:
         return _explain(target, settings, facts, root)
 
@@ -94,7 +94,7 @@ def _explain(target: Target, settings: Settings, facts: HostFacts, root: str) ->
     planned = Planned(Request())
     try:
         planned = planned._replace(request=parse_request(original.config, chosen, bundle))
-        if original.devices and planned.request.selection == "nothing":  # its variable says void now
+        if original.devices and planned.request.selection == "nothing":  # its variable is now "void"
             request = Request(selection="cdi", cdi_devices=original.devices, source=FOUND_BY_NODES)
             planned = Planned(request, "cdi", cdi=read_registry(chosen).resolve(original.devices))
         else:
@@ -183,7 +183,7 @@ def read_groups(proc_fd: int) -> set[int]:
 
 
 def _state(root_fd: int, action: "Action") -> str:
-    """Return how one action's result is below a container's root, which is hostile: nothing is opened but the cache."""
+    """Return the state of one action's result below a container's root, which is hostile: only the cache is opened."""
     if isinstance(action, Node):
         node = read_device(root_fd, action.node.container_path)
         if node is None:
@@ -252,7 +252,7 @@ def _explain_compat(plan: Plan, request: Request, settings: Settings, facts: Hos
 
 
 def _explain_spec(planned: Planned, original: dict[str, Any], bundle: str, settings: Settings, root: str) -> str:
-    """Return whether mode spec can serve the container, in words."""
+    """Return whether mode spec can serve the container, as text."""
     if planned.plan is None:
         return ""
     if planned.mode == "hook" and not planned.why_hook:

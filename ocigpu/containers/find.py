@@ -29,13 +29,13 @@ MAX_CONTAINERS = 10_000
 
 
 class Places(NamedTuple):
-    """Where states are looked for: ``roots`` are directories (``--root`` of runc and crun), or patterns of glob(7)."""
+    """Where states are searched: ``roots`` are directories (``--root`` of runc and crun), or patterns of glob(7)."""
 
     roots: tuple[str, ...]
 
 
 def default_places(roots: tuple[str, ...] = ()) -> Places:
-    """Return where the runtimes and engines of this user keep states, or only ``roots`` if there are any.
+    """Return where the runtimes and engines of this user keep states, or only ``roots`` if given.
 
     runc(8) and crun(1), --root; dockerd: ``runtime-NAME/NAMESPACE`` in its exec-root; containerd's shim:
     ``/run/containerd/runc/NAMESPACE``; Podman and CRI-O use the runtimes' own.  Those of rootless engines are in
@@ -52,7 +52,7 @@ def default_places(roots: tuple[str, ...] = ()) -> Places:
 def find_containers(places: Places) -> tuple[list[Container], list[str]]:
     """Return the containers of all places, sorted by engine and name, and notes on what could not be read.
 
-    A container that goes while it is looked at is left out.  Needs root to see containers of root.
+    A container that disappears during the search is left out.  Needs root to see containers of root.
     """
     found: list[Container] = []
     notes: list[str] = []
@@ -83,7 +83,7 @@ def find_containers(places: Places) -> tuple[list[Container], list[str]]:
 def find_container(places: Places, text: str) -> Container:
     """Return the container with this id or name, or whose id alone begins with ``text``.
 
-    Raises OcigpuError OCIGPU-CTR-1 when there is none, OCIGPU-CTR-2 when there are several.
+    Raises OcigpuError OCIGPU-CTR-1 for no match, OCIGPU-CTR-2 for several.
     """
     containers, notes = find_containers(places)
     found = [one for one in containers if one.id == text] or [one for one in containers if one.name == text]
@@ -112,7 +112,7 @@ def _names(root: str, notes: list[str]) -> list[str]:
 
 
 def _read_container(directory: str, mounts: list[CgroupMount]) -> Container | None:
-    """Return the container of a runtime's directory, None for another directory or one that has just gone."""
+    """Return the container of a runtime's directory, None for another directory or one that just disappeared."""
     with believed.open_state(directory) as (dir_fd, path, state):
         if not path:
             return None
@@ -189,9 +189,9 @@ def find_target(text: str, places: Places) -> Target:
 
 @contextmanager
 def open_root(container: Container | None) -> Iterator[str]:
-    """Give a path of the root directory as the container's first process sees it, "" when there is no such process.
+    """Give a path of the root directory as the container's first process sees it, "" without such a process.
 
-    Engines mount a root directory where nobody else sees it.  The path never means another process's.
+    Engines mount a root directory in a private mount namespace.  The path never refers to another process.
     """
     try:
         proc_fd = open_process(container) if container is not None and container.pid else -1
@@ -239,7 +239,7 @@ def find_engine(bundle: str, annotations: dict[str, str]) -> str:
 
 
 def _annotated_name(annotations: dict[str, str], of_cri_o: bool) -> str:
-    """Return the name by annotations of the engine; those of containerd's are the pod author's under CRI-O."""
+    """Return the name by annotations of the engine; under CRI-O the pod's author sets those of containerd."""
     parts = [] if of_cri_o else [annotations.get(f"io.kubernetes.cri.{name}", "") for name in _CRI_NAMES]
     if not any(parts):
         parts = [annotations.get(f"io.kubernetes.{name}", "") for name in _KUBELET_NAMES]
@@ -260,7 +260,7 @@ def is_of_pod(config: dict[str, Any]) -> bool:
 
 
 def docker_directory(identity: str, mounts: list[Any]) -> str:
-    """Return the directory of Docker's own files on a container, "" if it cannot be told.
+    """Return the directory of Docker's own files on a container, "" if it is unknown.
 
     Its /etc/hostname (or that of the container whose network it shares) is mounted from DATA-ROOT/containers/ID.
     """
@@ -291,7 +291,7 @@ def _conmon_name(identity: str, pid: int) -> str:
 
 
 def _podman_name(identity: str, bundle: str) -> str:
-    """Return the name in the list of containers of Podman's storage, which the bundle lies in: NAME/userdata."""
+    """Return the name from the container list of Podman's storage, which contains the bundle: NAME/userdata."""
     listed = read_engine_file(f"{os.path.dirname(os.path.dirname(bundle))}/containers.json", "containers")
     for entry in get_list(listed, "containers"):
         names = get_list(entry, "names")

@@ -1,8 +1,8 @@
-"""Inside of a running container: what it can reach is tried, and what was made there is taken away.
+"""Works inside a running container: tests which devices it can reach, and removes what was made there.
 
-By a forked child in its cgroups and namespaces, which opens all that it needs of the host before it enters and imports
-nothing afterwards.  Nothing of the container is executed, nothing is touched that is not as we made it, and nothing is
-left in it: nodes that are tried are in a file system that nobody else sees and that ends with the child.
+A forked child does this in the container's cgroups and namespaces.  It opens everything that it needs of the host
+before it enters, and imports nothing afterwards.  It executes nothing of the container, touches only what is still as
+we made it, and leaves nothing behind: the tested nodes are in a private file system that ends with the child.
 """
 
 import errno
@@ -39,11 +39,11 @@ _FILE_KINDS = {
 
 
 class Answer(NamedTuple):
-    """What came of trying one device of the host in a container.
+    """The result of testing one device of the host in a container.
 
-    ``found``: what it has at the node's path, links followed ("c 195:3", "fifo", "" for nothing); ``opened``: what
-    opening that said if it is the device, "ok" or the name of an errno ("" if it was not opened); ``made``: the same
-    for a node of the number that was made there ("mknod EPERM" where that is refused already).
+    ``found``: the file at the node's path, links followed ("c 195:3", "fifo", "" for nothing); ``opened``: the result
+    of opening it if it is the device, "ok" or the name of an errno ("" if it was not opened); ``made``: the same for a
+    node with that number made for the test ("mknod EPERM" if that is already refused).
     """
 
     found: str
@@ -71,7 +71,7 @@ class Seen(NamedTuple):
 
 
 def is_reached(answer: str) -> bool:
-    """Tell whether the device itself answered, whatever it said (ENXIO: there is no driver behind the number)."""
+    """Tell whether the device itself answered, even with an error (ENXIO: the number has no driver)."""
     return answer not in ("", *REFUSALS) and not answer.startswith("mknod")
 
 
@@ -176,13 +176,13 @@ def _name(error: OSError) -> str:
     return errno.errorcode.get(error.errno or 0, str(error.errno))
 
 
-# what was made, taken away
+# the removal of what was made
 
 
 def remove_inside(container: LiveContainer, actions: "Sequence[Action]") -> list[str]:
     """Remove the nodes and links that these actions made in a container; returns a note for each that stays.
 
-    Only what is as the action made it is removed.
+    A node or link is removed only if it is still as the action made it.
     """
     wanted = [action for action in actions if isinstance(action, Node | Link)]
     try:

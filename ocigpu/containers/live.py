@@ -1,10 +1,10 @@
-"""A running container as ``verify``, ``attach``, ``detach`` and ``repair`` see it: open, with what it is to have.
+"""A running container for ``verify``, ``attach``, ``detach`` and ``repair``: opened, with its grant.
 
-What it is to have is worked out anew from its config.json, which the runtime was given, from the device rules that the
-runtime has recorded, and from what was attached and detached since.  A configuration grants what its own nodes say, as
-far as the rules allow it; where a GPU hook is in it (mode hook, Docker's --gpus), also what that hook has given, as far
-as that shows (:mod:`ocigpu.containers.shown`).  A request alone grants nothing: images ask for GPUs by a variable, and
-without a hook nobody has answered.
+The grant is computed again from the config.json that the runtime got, from the device rules that the runtime recorded,
+and from later attaching and detaching.  A configuration grants its own nodes, as far as the rules allow them.  If it
+contains a GPU hook (mode hook, Docker's --gpus), it also grants what the hook has visibly given
+(:mod:`ocigpu.containers.shown`).  A request alone grants nothing: images request GPUs by a variable, which takes effect
+only through a hook.
 """
 
 import os
@@ -39,10 +39,10 @@ SECONDS = 30.0
 
 
 class Live(NamedTuple):
-    """An open container: as it was found, its process and namespaces, its configuration, its host.
+    """An open container: its state as found, its process and namespaces, its configuration, its host.
 
-    ``caller``: its first process, for :func:`ocigpu.provision.apply.provision`: when that ends, the work does.
-    ``rules``: its device rules as its runtime has recorded them.  ``mounts``: its mounts and the host's.
+    ``caller``: its first process, for :func:`ocigpu.provision.apply.provision`: the work ends with it.  ``rules``: its
+    device rules as its runtime has recorded them.  ``mounts``: its mounts and the host's.
     """
 
     found: Container
@@ -57,12 +57,12 @@ class Live(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What a container is to have.
+    """What a container is granted.
 
     ``nodes``: nodes of the host's driver by path; ``rules``: its whole device policy; ``devices``: UUIDs of the GPUs
-    and MIG devices in it; ``libraries``: where driver libraries are mounted, by host path; ``numbers``: devices it
-    may open; ``by``: where that comes from, in words.  ``set_up``: vendors of whose driver it has what every container
-    with a GPU has, files and control nodes.
+    and MIG devices in it; ``libraries``: where driver libraries are mounted, by host path; ``numbers``: devices it may
+    open; ``by``: the origin of the grant, as text.  ``set_up``: vendors whose driver files and control nodes it has, as
+    every container with a GPU.
     """
 
     nodes: dict[str, DeviceNode]
@@ -81,11 +81,11 @@ class Grant(NamedTuple):
 
 @contextmanager
 def open_live(found: Container, settings: Settings, facts: HostFacts) -> Iterator[Live]:
-    """Open a container that runs; others of us wait meanwhile.
+    """Open a running container; other commands of ours wait meanwhile.
 
     Raises OcigpuError OCIGPU-CTR-6 unless root of the initial user namespace calls, OCIGPU-CTR-3 for one that does not
-    run, OCIGPU-CTR-4 for one that is paused, does not answer, or that another of us does not let go of, SpecError for
-    a configuration that cannot be read or that others may change.
+    run, OCIGPU-CTR-4 for one that is paused, does not answer, or is locked too long by another command of ours,
+    SpecError for a configuration that cannot be read or that others may change.
     """
     require_root(f"container {found.name}")
     if found.status == "paused":  # what enters its cgroup would be, too
@@ -148,7 +148,7 @@ def host_nodes(facts: HostFacts) -> dict[Number, tuple[str, DeviceNode]]:
 
 
 class Now(NamedTuple):
-    """A container between two changes: what it was ``started`` with, what is recorded since, and what it has now."""
+    """A container between two changes: its grant when ``started``, the later record, and its present state."""
 
     started: Grant
     record: AttachRecord
@@ -188,7 +188,7 @@ def given_nodes(config: dict[str, Any], facts: HostFacts) -> dict[str, DeviceNod
 def may_have_devices(found: Container, config: dict[str, Any], settings: Settings, facts: HostFacts) -> bool:
     """Tell whether a container was given a device: by its configuration, perhaps by a GPU hook, or after its start.
 
-    For all others there is no need to open them.
+    All other containers need not be opened.
     """
     return has_gpu_hook(config) or read_record(found, settings) != AttachRecord() or bool(given_nodes(config, facts))
 
@@ -238,11 +238,11 @@ def _uuids(gpu: Gpu) -> tuple[str, ...]:
 
 
 def plan_for(live: Live, devices: Sequence[str], set_up: Sequence[str] = ()) -> Plan:
-    """Return the plan of mode hook that gives a container these GPUs and MIG devices, and else what it asks for.
+    """Return the plan of mode hook that gives a container these GPUs and MIG devices, and its other requests.
 
-    ``set_up``: vendors of whose driver it has files and control nodes, whether it has a GPU of them or not.
-    What else its variables ask for, IMEX channels and opt-in parts, only where variables are obeyed.
-    Raises OcigpuError for a device that cannot be given, and for a container that can have none.
+    ``set_up``: vendors whose driver files and control nodes it has, with or without a GPU of them.  Other requests of
+    its variables, IMEX channels and opt-in parts, count only if variables are obeyed.  Raises OcigpuError for a device
+    that cannot be given, and for a container that can have none.
     """
     check_can_have_gpus(live.config, f"{live.found.bundle}/config.json")
     owners = owners_of(live.facts)

@@ -1,6 +1,7 @@
-"""What the shim would do for a bundle that exists: its plan, and its config.json edited in a copy.  Nothing is written.
+"""The shim's work for an existing bundle, without writing: its plan, and an edited copy of its config.json.
 
-What the hook and mode spec do in a root directory is not done; where that decides something, it is looked at only.
+The work of the hook and of mode spec in a root directory is not done; the directory is only inspected if a decision
+depends on it.
 """
 
 import copy
@@ -38,10 +39,10 @@ NAMED_AT_START = "NAMED-AT-START"
 
 
 def image_facts(bundle: str, container: dict[str, Any], host: HostFacts, root: str = "") -> ImageFacts:
-    """Return the facts of the bundle's rootfs, or the defaults when it is not there (a bundle may be mounted later).
+    """Return the facts of the bundle's rootfs, or the defaults if it is missing (a bundle may be mounted later).
 
-    ``root``: where it is, if not where config.json says: engines mount it in a mount namespace of their own, too.
-    Raises SpecError OCIGPU-SPEC-3 for one that cannot be looked at, or does not answer.
+    ``root``: its path, if it differs from config.json: engines may mount it in a mount namespace of their own.  Raises
+    SpecError OCIGPU-SPEC-3 for one that cannot be inspected, or does not answer.
     """
     path = rootfs_path(container, bundle)
     try:
@@ -58,9 +59,9 @@ def image_facts(bundle: str, container: dict[str, Any], host: HostFacts, root: s
 def why_not_spec(
     plan: Plan, host: HostFacts, container: dict[str, Any], bundle: str, settings: Settings, root: str = ""
 ) -> str:
-    """Return why mode spec would leave a bundle's container to the hook, "" if nothing speaks for that.
+    """Return why mode spec would leave a bundle's container to the hook, "" if it would not.
 
-    For a runtime that root starts.  Where the root directory does not exist yet, only the configuration is looked at.
+    For a runtime that root starts.  If the root directory does not exist yet, only the configuration is examined.
     ``root``: as for :func:`image_facts`.
     """
     config = copy.deepcopy(container)
@@ -120,10 +121,10 @@ def plan_bundle(
 
 
 def edit_copy(original: dict[str, Any], bundle: str, settings: Settings, planned: Planned) -> dict[str, Any]:
-    """Return the config.json that the shim would write, as the user who calls; nothing else is made.
+    """Return the config.json that the shim would write for the calling user; makes nothing else.
 
-    Names that are chosen at every start anew, such as the place where a hook is waited for, have a placeholder.
-    Raises OcigpuError as the shim would.
+    Names that each start chooses again, such as the place where the shim waits for a hook, have a placeholder.  Raises
+    OcigpuError as the shim would.
     """
     config = copy.deepcopy(original)
     root = owns_device_policy()
@@ -160,7 +161,7 @@ def _edit_for_devices(config: dict[str, Any], bundle: str, planned: Planned, set
         wanted = own
         try:
             fields = ask_child(lambda: look(config, edit, wanted, cdi, settings, place, root))
-        except OSError:  # there is no such directory yet
+        except OSError:  # the directory does not exist yet
             fields = None
         if fields is None:
             edit, _ = edit_of_devices(config, cdi.edits, *options)

@@ -1,8 +1,8 @@
 """``ocigpu repair``: gives running containers back what they have lost; ``ocigpu watch --repair`` does it by itself.
 
-Lost are device rules that an update by the runtime or systemd's daemon-reload has replaced (those that a hook or
-``ocigpu attach`` had added), nodes that somebody removed, and an attached GPU's part of /proc/driver/nvidia.  Nothing
-is given that was not granted before; a GPU that was detached and came back by such an update is taken away again.
+Containers lose device rules of a hook or of ``ocigpu attach`` when an update by the runtime or systemd's daemon-reload
+replaces them.  They also lose nodes that were removed, and an attached GPU's part of /proc/driver/nvidia.  Repair gives
+only what was granted before.  A detached GPU that came back by such an update is taken away again.
 """
 
 import functools
@@ -47,9 +47,9 @@ _Key = tuple[str, int, int]
 
 
 class Repaired(NamedTuple):
-    """What a container had lost, a few words each; ``done``: whether it has it again (not when only looked at).
+    """What a container had lost, a few words each; ``done``: whether that is restored (false for a mere check).
 
-    ``right``: what was as it should be, in words; ``devices``: UUIDs of what it is to have.
+    ``right``: what was in order, as text; ``devices``: UUIDs of the granted devices.
     """
 
     lost: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ def repair(live: Live, dry_run: bool = False) -> Repaired:
 
 
 def _view_paths(live: Live, granted: set[Number], record: AttachRecord) -> list[str]:
-    """Return the directories of the granted GPUs below /proc/driver/nvidia, where it was us who put them there."""
+    """Return the directories of the granted GPUs below /proc/driver/nvidia, if we made them."""
     if not (has_gpu_hook(live.config) or record.attached) or not live.facts.proc_driver:
         return []
     return [
@@ -112,9 +112,9 @@ def _view_paths(live: Live, granted: set[Number], record: AttachRecord) -> list[
 
 
 class GrantKeeper:
-    """Looks at the device rules of all running containers again and again, and repairs those that have changed.
+    """Checks the device rules of all running containers again and again, and repairs changed ones.
 
-    What is compared is cheap to read: the list of rules of cgroup v1, the numbers of the programs of v2.
+    The comparison is cheap: the list of rules of cgroup v1, the numbers of the programs of v2.
     """
 
     def __init__(self, places: Places, settings: Settings, log: ServiceLog) -> None:
@@ -166,7 +166,7 @@ class GrantKeeper:
         for (key, (container, stamp)), (_, problem) in zip(changed.items(), problems, strict=True):
             if problem:
                 self._put_off(key, container, problem)
-            elif time.monotonic() < deadline:  # the others are looked at in the next round
+            elif time.monotonic() < deadline:  # the next round checks the others
                 try:
                     # what was repaired is looked at once more: it may have changed before its new stamp is read
                     if not self._repair(container):
@@ -207,7 +207,7 @@ def inspect_image(version: str, proc_fd: int) -> None:
 
 
 def read_stamp(container: Container) -> str:
-    """Return a text that changes when the device rules of a running container are set anew; raises OcigpuError."""
+    """Return a text that changes when the device rules of a running container are replaced; raises OcigpuError."""
     with process_of(container) as proc_fd:
         cgroup = open_device_cgroup(proc_fd, read_cgroup(container))
         try:

@@ -57,7 +57,7 @@ class Device(NamedTuple):
 class GpuState(NamedTuple):
     """A GPU or MIG device that a container has, or had: ``state`` is of :func:`_state`; ``mig`` "" or "0:1"."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed here
     uuid: str
     model: str
     mig: str
@@ -73,11 +73,11 @@ class Process(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What is known of one container; ``mode``: of :func:`read_mode`; ``lost``: paths of granted devices it has lost.
+    """The facts about one container; ``mode``: of :func:`read_mode`; ``lost``: paths of granted devices it has lost.
 
     ``beyond``: paths of devices that its cgroup allows and that it was not granted.  ``attached``, ``detached``: UUIDs
-    of what it was given after its start, and of what was taken from it.  ``unanswered``: what asks for GPUs in its
-    configuration, in words, where it has none.  ``refused``: the same where the settings are why, and which of them.
+    of devices that it was given, or lost, after its start.  ``unanswered``: what requests GPUs in its configuration, as
+    text, if it has none.  ``refused``: the same if settings are the reason, and which of them.
     """
 
     container: Container
@@ -105,10 +105,10 @@ def host_nodes(facts: HostFacts) -> dict[DeviceNode, str]:
 
 
 def read_mode(config: dict[str, Any]) -> str:
-    """Return how a container was given its GPUs, by its config.json.
+    """Return how a container got its GPUs, by its config.json.
 
     "spec", "hook": by this project; "vendor": by the vendor's hook; "cdi": by CDI devices with a hook or an annotation,
-    whoever injected them; "": none of these: what it has is in its configuration (``--device``, ``--privileged``).
+    injected by any program; "": none of these: its devices are in its configuration (``--device``, ``--privileged``).
     """
     hooks = get_object(config, "hooks")
     early = [_program(entry) for stage in ("prestart", "createRuntime") for entry in get_list(hooks, stage)]
@@ -154,13 +154,13 @@ def _is_our_program(path: str) -> bool:
                     head = file.read(4096)
         finally:
             os.close(fd)
-    except OSError:  # not there any more, or a binary that nobody may read
+    except OSError:  # gone, or an unreadable binary
         return False
     return is_stub(head, b"ocigpu")
 
 
 def make_reports(containers: Sequence[Container], facts: HostFacts, settings: Settings) -> list[Report]:
-    """Return what each container has; nothing is opened or changed in it.  Needs root for containers of root."""
+    """Return the report of each container; opens and changes nothing in it.  Needs root for containers of root."""
     nodes = host_nodes(facts)
     numbers = [(node.major, node.minor) for node in nodes]
     running = [container for container in containers if container.pid]
@@ -179,7 +179,7 @@ def make_reports(containers: Sequence[Container], facts: HostFacts, settings: Se
 
 
 class _Draft(NamedTuple):
-    """What is known of a container before its cgroup is asked: ``inside``, paths of nodes that it has."""
+    """The facts about a container before its cgroup is checked: ``inside``, paths of nodes that it has."""
 
     container: Container
     mode: str
@@ -206,7 +206,7 @@ def _read(
     facts: HostFacts,
     settings: Settings,
 ) -> _Draft:
-    """Return what a container's files say; ``look``: paths of nodes in one that runs, or why they are not known."""
+    """Return the facts in a container's files; ``look``: paths of nodes in a running one, or why they are unknown."""
     notes: list[str] = []
     try:
         config = read_config_of(container).config
@@ -280,9 +280,9 @@ def _make_report(draft: _Draft, allowed: Allowed, nodes: dict[DeviceNode, str], 
 
 
 def read_unanswered(config: dict[str, Any], bundle: str, settings: Settings, notes: list[str]) -> Request:
-    """Return what a container that has no GPU asks for: GPUs, or nothing.
+    """Return the GPU request of a container that has no GPU, if it makes one.
 
-    A variable, mount or annotation is answered by a runtime or hook, and the container may have been started without.
+    A runtime or hook answers a variable, mount or annotation; the container may have been started without it.
     """
     try:
         request = parse_request(config, settings, bundle)
@@ -294,7 +294,7 @@ def read_unanswered(config: dict[str, Any], bundle: str, settings: Settings, not
 
 
 def read_refused(config: dict[str, Any], bundle: str, settings: Settings) -> str:
-    """Return what a container asks for that only the settings keep it from, and which, in words; "" for nothing."""
+    """Return the request that only settings deny to a container, and which settings, as text; "" for none."""
     wide = settings._replace(
         accept_nvidia_visible_devices_envvar_when_unprivileged=True,
         accept_nvidia_visible_devices_as_volume_mounts=True,
@@ -314,7 +314,7 @@ def read_refused(config: dict[str, Any], bundle: str, settings: Settings) -> str
 
 
 def detached_paths(report: Report, facts: HostFacts) -> frozenset[str]:
-    """Return the container paths of what was taken from a container: nodes, and what is below /proc."""
+    """Return the container paths of detached devices: nodes, and entries below /proc."""
     had = [(device.major, device.minor) for device in report.devices if device.granted or device.inside]
     numbers = _detached_numbers(facts, report.detached, had)
     nodes = {node.container_path for node in host_nodes(facts) if (node.major, node.minor) in numbers}
@@ -339,7 +339,7 @@ def _detached_numbers(facts: HostFacts, detached: Sequence[str], had: Collection
 def _gpu_states(
     facts: HostFacts, had: dict[Number, Device], lost: tuple[str, ...], detached: frozenset[Number]
 ) -> Iterable[GpuState]:
-    """Return the GPUs of which the container has the node or the rule; of one that is cut up, its MIG devices."""
+    """Return the GPUs of which the container has the node or the rule; for a partitioned one, its MIG devices."""
     by_minor = {node.minor: had.get((node.major, node.minor)) for _, node in facts.cap_nodes}
     for gpu in facts.gpus:
         device = had.get((gpu.node.major, gpu.node.minor)) if gpu.node else None
@@ -391,7 +391,7 @@ def _look_for_nodes(nodes: Sequence[DeviceNode], proc_fd: int) -> list[str]:
 def find_members(containers: Sequence[Container], pids: Iterable[int] | None = None) -> dict[str, set[int]]:
     """Return the processes of containers by their state files: those in its cgroups, else in its pid namespace.
 
-    ``pids``: which are looked at, None for all; a container's first process is its own in any case.
+    ``pids``: the processes to examine, None for all; a container's first process always belongs to it.
     """
     members = {container.state_file: {container.pid} for container in containers}
     ours = _place(os.getpid()) if containers else None

@@ -1,8 +1,8 @@
-"""Device rules of running containers: what is allowed now, and a change for as long as the work on it goes well.
+"""Device rules of running containers: which devices are allowed now, and a change that a failure reverts.
 
-What a cgroup allows is asked of the kernel, by a process in that cgroup and with access(2): that passes the filters of
-cgroup v1 and v2 and of all their parents (inode_permission in fs/namei.c), as opening does, and does not open the
-device, which would wake a GPU.
+A process in the cgroup asks the kernel by access(2) which devices are allowed.  As opening does, that passes the
+filters of cgroup v1 and v2 and of all their parents (inode_permission in fs/namei.c).  It does not open the device,
+which would wake a GPU.
 """
 
 import json
@@ -53,10 +53,10 @@ class Allowed(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """What a config.json grants of some devices: ``numbers`` that its rules allow for reading and writing.
+    """A config.json's grant of some devices: ``numbers`` that its rules allow for reading and writing.
 
-    ``everything``: its rules allow every device (``--privileged``).  ``has_rules``: it has device rules at all; without
-    them runc allows nothing but its own defaults, and crun everything.
+    ``everything``: its rules allow every device (``--privileged``).  ``has_rules``: it contains device rules; without
+    them runc allows only its own defaults, and crun everything.
     """
 
     numbers: frozenset[Number]
@@ -139,9 +139,9 @@ def listed_nodes(config: dict[str, Any]) -> dict[str, Number]:
 
 
 def numbers_of(facts: HostFacts, devices: Iterable[str]) -> set[Number]:
-    """Return the numbers of all nodes that only who has one of these GPUs or MIG devices may open.
+    """Return the numbers of all nodes that only holders of these GPUs or MIG devices may open.
 
-    A MIG device's are its capabilities, and the nodes of the GPU that it is a part of.
+    Those of a MIG device are its capabilities, and the nodes of its GPU.
     """
     wanted = set(devices)
     found: list[DeviceNode | None] = []
@@ -200,9 +200,9 @@ def join_cgroups(directories: Sequence[str]) -> None:
 
 
 class _Trial:
-    """What a child tries in cgroups, one after another, and ends with.
+    """The tests of a child in cgroups, one after another; the child ends with the result.
 
-    The nodes are made before, where everything is allowed, in a file system that nobody else sees.
+    The nodes are made before, where everything is allowed, in a private file system.
     """
 
     def __init__(self, numbers: Sequence[Number]) -> None:
@@ -242,10 +242,9 @@ def changed_rules(
 ) -> Iterator[None]:
     """Change the device rules of the container of a process while the block runs, and for good if it ends well.
 
-    A process of its own changes them and waits: when the work fails, or whoever does it is killed, that process puts
-    the rules back as they were.
-    Arguments as for :func:`ocigpu.provision.cgroups.change_device_rules`, which raises what this does.  For a process
-    with one thread.
+    A separate process changes them and waits.  If the work fails, or its process is killed, the separate process
+    restores the rules.  Arguments as for :func:`ocigpu.provision.cgroups.change_device_rules`, which raises what this
+    does.  For a process with one thread.
     """
     if not allow and not deny:
         yield
@@ -297,7 +296,7 @@ def _left(line: bytes) -> str:
 
 
 def _check(line: bytes) -> None:
-    """Take a word of the guard's: {} means that all is well.  Raises ApplyError."""
+    """Read a message of the guard: {} means success.  Raises ApplyError."""
     if not line:
         raise ApplyError("OCIGPU-INT-2", "device rules: the process that changes them was killed")
     error = json.loads(line).get("error")
@@ -309,7 +308,7 @@ def _be_guard(change: Callable[[], Callable[[], None]], up_fd: int, down_fd: int
     def say(**data: object) -> None:
         try:
             os.write(up_fd, json.dumps(data).encode() + b"\n")
-        except BrokenPipeError:  # whoever we work for was killed
+        except BrokenPipeError:  # the process we work for was killed
             return
 
     try:

@@ -1,12 +1,12 @@
-"""What a GPU hook has given a running container, as far as that shows in what the container could not make itself.
+"""What a GPU hook has given a running container, as shown by facts that the container cannot forge.
 
-A hook in config.json and a variable do not tell: the hook may have refused (the vendor's, by settings of its own), or
-given less.  Shown is what the device rules of the configuration allow, and what the mount table has: the driver's
-files, by file system and path, and the directories of GPUs below /proc/driver/nvidia.  A container that may mount
-(CAP_SYS_ADMIN) writes that table, too: there only our own hook is believed, by the settings that it was given.  A node
-alone shows nothing where the container may make nodes (CAP_MKNOD), nor what its configuration mounts, with all that
-lies in it: a pod may name a node or a library of the host as a volume, or a directory where one is mounted.  Where a
-volume cannot be told any more, because its path means something else by now, nothing else can either.
+A hook in config.json and a variable prove nothing: the hook may have refused (the vendor's, by its own settings), or
+given less.  The proofs are the device rules of the configuration, and the mount table: the driver's files, by file
+system and path, and the directories of GPUs below /proc/driver/nvidia.  A container that may mount (CAP_SYS_ADMIN) can
+write that table, too: there only our own hook is trusted, by the settings that it was given.  A node alone proves
+nothing if the container may make nodes (CAP_MKNOD).  Mounts of its configuration prove nothing, with everything in
+them: a pod may name a node or a library of the host as a volume, or a directory where one is mounted.  If a volume
+cannot be identified any more, because its path now leads elsewhere, nothing else can be, either.
 """
 
 import fcntl
@@ -53,7 +53,7 @@ class ShownMounts(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The plan of what a hook has given, and who asked for it, in words."""
+    """The plan of what a hook has given, and the origin of the request, as text."""
 
     plan: Plan
     source: str
@@ -76,9 +76,9 @@ def _is_bind(mount: dict[str, Any]) -> bool:
 
 
 def _is_of_runtime(inside: LiveContainer, with_users: bool) -> bool:
-    """Tell whether a mount namespace is of the user namespace that a runtime makes it in: ours, or one right below.
+    """Tell whether a mount namespace belongs to the user namespace a runtime makes it in: ours, or a direct child.
 
-    Asked of the namespace itself: ioctl_nsfs(2), Linux 4.9.
+    The namespace itself answers: ioctl_nsfs(2), Linux 4.9.
     """
     opened: list[int] = []
     try:
@@ -86,7 +86,7 @@ def _is_of_runtime(inside: LiveContainer, with_users: bool) -> bool:
         if with_users:
             opened.append(fcntl.ioctl(opened[0], _NS_GET_PARENT))
         return os.path.samestat(os.fstat(opened[-1]), os.stat("/proc/self/ns/user"))
-    except OSError:  # an older kernel, or no right to ask: then nothing is known
+    except OSError:  # an older kernel, or no permission: then nothing is known
         return False
     finally:
         for fd in opened:
@@ -160,9 +160,9 @@ class _Look:
         self.files = frozenset(path for path in paths if self._is_file(path))
 
     def _find_volumes(self, mounts: ShownMounts) -> set[int] | None:
-        """Return the ids of a container's volumes and of what is mounted below them; None if one cannot be told.
+        """Return the ids of a container's volumes and of the mounts below them; None if one cannot be identified.
 
-        What was mounted at a volume's path when the container started may be gone since, or another's.
+        The mount at a volume's path may be gone or replaced since the container's start.
         """
         table = [mount for mount in mounts.inside if not mount.point.startswith(("/proc/", "/sys/"))]
         ids: set[int] = set()
@@ -215,7 +215,7 @@ class _Look:
         )
 
     def _is_capability(self, name: str, request: Request) -> bool:
-        """Tell whether a driver capability shows: one of the libraries that only it brings is there."""
+        """Tell whether a driver capability shows: one of the libraries that only it brings exists."""
         if name == "compat32":
             return any(library.bits == 32 and library.host_path in self.files for library in self._facts.libraries)
         asked = set(request.capabilities)
@@ -254,6 +254,6 @@ class _Look:
 
 
 def _has(config: dict[str, Any], capability: str) -> bool:
-    """Tell whether processes of a container may have a capability; without a list runtimes leave them all of theirs."""
+    """Tell whether processes of a container may have a capability; without a list runtimes leave them all."""
     process = get_object(config, "process")
     return "capabilities" not in process or capability in get_list(get_object(process, "capabilities"), "bounding")

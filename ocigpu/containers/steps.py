@@ -1,4 +1,4 @@
-"""The steps of a plan as people are shown them: what is made in a container, of what on the host, and why."""
+"""The steps of a plan for display: what is made in a container, from which file of the host, and why."""
 
 from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan
 from ocigpu.core.record import NamedTuple

@@ -1,4 +1,4 @@
-"""Which container makes what of which GPU: processes as drivers count them, by the container that they run in."""
+"""The use of GPUs by containers: processes as drivers count them, by the container that they run in."""
 
 import json
 import time
@@ -35,7 +35,7 @@ class GpuProcess(NamedTuple):
 class User(NamedTuple):
     """A container that has a GPU, or uses one: sums of its processes, None where the driver does not count them.
 
-    ``state``: of the GPU in it, as in a report; "" for one that was not given it.
+    ``state``: of the GPU in it, as in a report; "" if the container was not given the GPU.
     """
 
     name: str
@@ -48,7 +48,7 @@ class User(NamedTuple):
 
 
 class UsedGpu(NamedTuple):
-    """A GPU, or a MIG device of one (``label`` "0:1"), and who has it."""
+    """A GPU, or a MIG device of one (``label`` "0:1"), and its users."""
 
     label: str
     model: str
@@ -57,7 +57,7 @@ class UsedGpu(NamedTuple):
 
 
 class UsageReader:
-    """What the GPUs of a host do, again and again; NVML is asked by one process that stays."""
+    """Repeated readings of a host's GPU use; one lasting process queries NVML."""
 
     def __init__(self, facts: HostFacts, settings: Settings, interval: float) -> None:
         self.facts, self._settings, self._interval = facts, settings, interval
@@ -72,7 +72,7 @@ class UsageReader:
         return self._stream.fileno()
 
     def ask_once(self) -> None:
-        """Wait for NVML's answer, or for why there is none."""
+        """Wait for NVML's answer, or for the reason of its absence."""
         if nvml_place(self.facts).library:
             try:
                 self._nvml = ask("usage", self.facts, DEADLINE, "0", parse=parse_usage)
@@ -89,7 +89,7 @@ class UsageReader:
                 self._stream.start(VERBS, "usage", str(parent), *place, f"{self._interval:g}")
 
     def take(self) -> None:
-        """Take what NVML has said; a process that ended or says nothing is ended, and what it said is forgotten."""
+        """Take NVML's answer; a process that ended or is silent is stopped, and its answers are dropped."""
         lines, ended = self._stream.read() if self.fileno() >= 0 else ([], False)
         if lines:
             with suppress(ValueError, TypeError, KeyError):
@@ -102,11 +102,11 @@ class UsageReader:
 
     @property
     def answering(self) -> frozenset[str]:
-        """The GPUs and MIG devices of which NVML says something."""
+        """The GPUs and MIG devices that NVML reports."""
         return frozenset(self._nvml)
 
     def read(self) -> dict[str, Usage]:
-        """Return what is known now, by UUID."""
+        """Return the present use, by UUID."""
         others = (load_vendor(part.vendor).read_usage(self._settings, part) for part in self.facts.each)
         return self._nvml | {usage.uuid: usage for each in others for usage in each}
 

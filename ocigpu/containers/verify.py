@@ -17,7 +17,7 @@ class NodeRow(NamedTuple):
     """One device of the host: ``granted``: "node", "rules" (it may be opened, without a node of its own) or "no".
 
     ``inside``, ``opened``, ``made``: as :class:`ocigpu.containers.inside.Answer` has them.  ``verdict``: one of
-    :data:`AS_GRANTED`, :data:`LESS`, :data:`MORE`; ``why``: what is not as granted, in words.
+    :data:`AS_GRANTED`, :data:`LESS`, :data:`MORE`; ``why``: the deviation from the grant, as text.
     """
 
     what: str
@@ -32,7 +32,7 @@ class NodeRow(NamedTuple):
 
     @property
     def is_dull(self) -> bool:
-        """Whether nothing was granted and nothing is there: most of the hundreds of MIG and IMEX nodes."""
+        """Whether the node is neither granted nor present, as most of the hundreds of MIG and IMEX nodes."""
         return (self.granted, self.inside, self.verdict) == ("no", "", AS_GRANTED)
 
 
@@ -48,9 +48,9 @@ class LibraryRow(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What was tried.  ``version``: of the driver.  ``unanswered``: what asked for GPUs in vain, in words.
+    """The test results.  ``version``: of the driver.  ``unanswered``: what requested GPUs in vain, as text.
 
-    ``refused``: the same where the settings are why.
+    ``refused``: the same if settings are the reason.
     """
 
     grant: Grant
@@ -153,7 +153,7 @@ def _library_row(library: Library, path: str, granted: bool, file: ProbedFile, l
 
 
 def to_json(verified: Verified) -> dict[str, Any]:
-    """Return what was tried as JSON data."""
+    """Return the test results as JSON data."""
     return {
         "verdict": verified.verdict,
         "granted_by": verified.grant.by,
