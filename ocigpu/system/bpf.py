@@ -113,7 +113,7 @@ def _raise_memlock() -> None:
     limit = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, limit)
-    except (OSError, ValueError):  # without CAP_SYS_RESOURCE (EPERM): the second load then says what is wrong
+    except (OSError, ValueError):  # without CAP_SYS_RESOURCE (EPERM): the second load then reports the error
         return
 
 

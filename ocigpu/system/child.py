@@ -42,7 +42,7 @@ class Child:
     def collect(self, limit: int) -> tuple[bytes, int]:
         """Return the whole answer and the child's exit status, minus the number of a signal that ended it.
 
-        Raises TimeoutError at the deadline, unless the answer is there by then, and OverflowError for one of more than
+        Raises TimeoutError if the answer is incomplete at the deadline, and OverflowError for one of more than
         ``limit`` bytes.
         """
         parts: list[bytes] = []
@@ -86,7 +86,7 @@ def _is_readable(fd: int, seconds: float) -> bool:
 
 
 def be_child(work: "Callable[[int], bytes]", pipe: int) -> None:
-    """Write what ``work`` returns to the pipe, as long as it is open; never returns."""
+    """Write the result of ``work`` to the pipe, as long as it is open; never returns."""
     status = 1
     try:
         pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 3)  # it may have been one of the standard three
@@ -99,7 +99,7 @@ def be_child(work: "Callable[[int], bytes]", pipe: int) -> None:
 
 
 def execute_main(module: str, pipe: int, *words: object) -> None:
-    """Go on, in a child of a snapshot (:func:`ocigpu.is_snapshot`), as a module's main of the ordinary interpreter.
+    """Continue, in a child of a snapshot (:func:`ocigpu.is_snapshot`), as a module's main in the ordinary interpreter.
 
     ``words``: its arguments, as texts, behind the pipe's number; a descriptor among them must be inheritable.
     Returns only by raising OSError: the interpreter cannot be executed.
@@ -114,7 +114,7 @@ def execute_main(module: str, pipe: int, *words: object) -> None:
 
 
 def isolate(pipe: int) -> None:
-    """Keep nothing of the parent's: no environment, no descriptor but the pipe, no handler of signals, no core."""
+    """Drop the parent's state: its environment, descriptors other than the pipe, signal handlers, core dumps."""
     import resource
 
     os.environ.clear()

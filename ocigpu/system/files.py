@@ -1,6 +1,6 @@
-"""Files replaced whole or not at all, read with a bound, locked, and trusted or not: each once, for everybody.
+"""File operations shared by all modules: atomic replacement, bounded reading, locks, trust.
 
-Names are taken relative to a directory's descriptor: who holds one decides what it was resolved below.
+Names are relative to a directory's descriptor: its holder decides which root it was resolved below.
 """
 
 import errno
@@ -31,7 +31,7 @@ def open_regular(path: str, dir_fd: int | None = None, flags: int = 0) -> "Binar
     """Return a regular file, open for reading without waiting for a FIFO or a device.
 
     ``path``: below the directory ``dir_fd`` where one is given; ``flags``: of open(2), more.  Raises OSError, EINVAL
-    for what is no regular file.
+    for any other kind of file.
     """
     fd = os.open(path, _READ | flags, dir_fd=dir_fd)
     try:
@@ -44,13 +44,13 @@ def open_regular(path: str, dir_fd: int | None = None, flags: int = 0) -> "Binar
 
 
 def read_part(file: "BinaryIO", size: int) -> bytes:
-    """Return at most so many bytes of a file; room for all of them is made only for a file that is not small."""
+    """Return at most this many bytes of a file; a buffer of the full size is allocated only for a large file."""
     data = file.read(min(size, _SMALL))
     return data + file.read(size - _SMALL) if len(data) == _SMALL else data
 
 
 def read_bounded(file: "BinaryIO", limit: int) -> bytes:
-    """Return what is left of a file; raises OSError, EFBIG when that is more than ``limit`` bytes."""
+    """Return the rest of a file; raises OSError, EFBIG when that is more than ``limit`` bytes."""
     data = read_part(file, limit + 1)
     if len(data) > limit:
         size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB"
@@ -91,13 +91,13 @@ def replace_file(
     draft_fd: int = -1,
     note: "Callable[[int], None] | None" = None,
 ) -> os.stat_result:
-    """Give ``name`` in a directory this content by a rename: who reads it gets the old file or the new one, whole.
+    """Give ``name`` in a directory this content by a rename: readers get the complete old or new file.
 
-    ``owner``: uid and gid, where they are to be others than ours; ``attributes``: extended ones; ``mtime_ns``: time of
-    modification, None: now; ``durable``: a crash of the machine loses neither; ``draft``: name until then, which says
-    whose it is unless given; ``draft_fd``: directory for it, -1: the same; ``note``: called with the new file's number
-    (st_ino) right before the rename.  Returns the state of the new file.  Raises OSError; then the old file is as it
-    was, and nothing is left.
+    ``owner``: uid and gid, if different from ours; ``attributes``: extended ones; ``mtime_ns``: time of modification,
+    None: now; ``durable``: a crash of the machine loses neither; ``draft``: name until then, by default one that
+    identifies this process; ``draft_fd``: directory for it, -1: the same; ``note``: called with the new file's number
+    (st_ino) right before the rename.  Returns the state of the new file.  Raises OSError; then the old file is
+    unchanged, and no draft is left.
     """
     draft, draft_fd = draft or draft_name(), dir_fd if draft_fd < 0 else draft_fd
     fd = os.open(draft, _NEW, 0o600, dir_fd=draft_fd)
@@ -128,7 +128,7 @@ def replace_file(
 
 
 def replace_path(path: str, content: bytes, mode: int) -> None:
-    """Put a file in a directory that is there, in one step and durably; raises OSError."""
+    """Put a file into an existing directory, atomically and durably; raises OSError."""
     directory, name = os.path.split(path)  # not abspath(): behind a link, ".." is another directory
     fd = os.open(directory or ".", _DIRECTORY)
     try:
@@ -141,7 +141,7 @@ def _set_attribute(fd: int, key: str, value: bytes) -> None:
     try:
         os.setxattr(fd, key, value)
     except OSError as error:
-        # only root may set labels of security modules: a user's file gets that of its directory, as a new one does
+        # only root may set security labels: a user's file gets its directory's label, like a new file
         if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOTSUP) or not key.startswith("security."):
             raise
 
@@ -155,7 +155,7 @@ def replace_link(
     draft: str = "",
     note: "Callable[[int], None] | None" = None,
 ) -> None:
-    """Make a symbolic link, in the place of a file or link if there is one; the rest as for :func:`replace_file`."""
+    """Make a symbolic link, replacing an existing file or link; the rest as for :func:`replace_file`."""
     draft = draft or draft_name()
     os.symlink(target, draft, dir_fd=dir_fd)
     try:
@@ -171,14 +171,14 @@ def replace_link(
 
 
 def draft_name() -> str:
-    """Return a name for a file or link before it is moved into place, which says whose it is."""
+    """Return a name for a file or link before it is moved into place; the name identifies this process."""
     return f"{DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
 
 
 def is_draft_left(name: str, proc: str = "/proc", prefix: str = DRAFT) -> bool:
-    """Tell whether a name is that of a draft, and the process that made it is gone.  ``proc``: where our procfs is.
+    """Tell whether a name is that of a draft whose process has ended.  ``proc``: path of our procfs.
 
-    ``prefix``: of other names that a process's number and a hyphen follow.
+    ``prefix``: of other names, followed by a process id and a hyphen.
     """
     pid, hyphen, _ = name.removeprefix(prefix).partition("-")
     return bool(name.startswith(prefix) and hyphen and pid.isdecimal()) and not os.path.exists(f"{proc}/{pid}")
@@ -205,7 +205,7 @@ def remove_drafts(dir_fd: int, proc: str = "/proc") -> None:
 
 
 def remove_if_possible(dir_fd: int, name: str) -> None:
-    """Remove a file from a directory; one that is gone, or that is not ours to remove, is no error."""
+    """Remove a file from a directory; a missing file, or one we may not remove, is not an error."""
     try:
         os.unlink(name, dir_fd=dir_fd)
     except OSError:
@@ -213,9 +213,9 @@ def remove_if_possible(dir_fd: int, name: str) -> None:
 
 
 def remove_ldconfig_draft(dir_fd: int) -> None:
-    """Remove what an ldconfig that was killed has left beside the loader's cache; never fails.
+    """Remove the draft that a killed ldconfig left beside the loader's cache; never fails.
 
-    It writes to ld.so.cache~ and renames (elf/cache.c of glibc); one that is at work just now fails with a warning.
+    ldconfig writes to ld.so.cache~ and renames it (elf/cache.c of glibc); one running right now fails with a warning.
     """
     try:
         if stat.S_ISREG(os.stat(_LDCONFIG_DRAFT, dir_fd=dir_fd, follow_symlinks=False).st_mode):
@@ -230,10 +230,10 @@ def lock_file(path: str, dir_fd: int | None = None) -> int:
 
 
 def lock(fd: int, seconds: float | None = None, shared: bool = False, pause: float = 0.05) -> bool:
-    """Lock an open file until its descriptor is closed (flock(2)); returns whether that was possible in time.
+    """Lock an open file until its descriptor is closed (flock(2)); returns whether the lock was obtained in time.
 
-    ``seconds``: None waits for ever; else it is tried again after every ``pause``.  Raises OSError where a file system
-    has no locks.
+    ``seconds``: None waits for ever, otherwise the attempt is repeated after every ``pause``.  Raises OSError where a
+    file system has no locks.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     if seconds is None:
@@ -252,7 +252,7 @@ def lock(fd: int, seconds: float | None = None, shared: bool = False, pause: flo
 
 
 def _is_trusted(uid: int) -> bool:
-    """Tell whether this is root, the caller, or in a user namespace the id that stands for everybody outside it.
+    """Tell whether this is root, the caller, or in a user namespace the id that stands for all users outside it.
 
     There the host's root shows as the overflow id (user_namespaces(7)); so does every other unmapped user, which is
     why the mode must refuse writing to group and others.
@@ -266,9 +266,9 @@ def _is_trusted(uid: int) -> bool:
 
 
 def why_untrusted(uid: int, mode: int) -> str:
-    """Return why a file of this owner and mode must not decide what root does; "" when only root or we may write it.
+    """Return why root must not trust a file of this owner and mode; "" when only root or we may write it.
 
-    In a user namespace the host's root is known as far as :func:`_is_trusted` says.
+    In a user namespace :func:`_is_trusted` decides how far the host's root can be recognised.
     """
     if not mode & 0o022 and _is_trusted(uid):
         return ""
@@ -276,9 +276,9 @@ def why_untrusted(uid: int, mode: int) -> str:
 
 
 def why_replaceable(path: str) -> str:
-    """Return why somebody else than root or we could put another file at a path that exists; "" when nobody could.
+    """Return why a user other than root and us could replace the file at an existing path; "" if none could.
 
-    By its directory, or by a link; directories further up are their owners' affair.  Raises OSError.
+    The check covers its directory and links; directories further up are their owners' responsibility.  Raises OSError.
     """
     paths = [os.path.abspath(path)]
     status = os.lstat(path)
@@ -296,7 +296,7 @@ def why_replaceable(path: str) -> str:
 
 
 def is_open_to_all(directory: str) -> bool:
-    """Tell whether every user can make files and links in a directory, wherever it is; no for one that is gone."""
+    """Tell whether every user can make files and links in a directory; no for a missing one."""
     try:
         return bool(os.stat(directory).st_mode & stat.S_IWOTH)
     except OSError:
@@ -306,8 +306,8 @@ def is_open_to_all(directory: str) -> bool:
 def open_log_file(path: str, mode: int, strict: bool = False) -> int:
     """Return a descriptor that appends to a file, made with ``mode`` if missing.
 
-    Raises OSError, and so for what somebody else has put there: a link of either kind, a file of another user, and if
-    ``strict`` one that others can write.
+    Raises OSError, also for anything another user may have put there: a link of either kind, a file of another user,
+    and if ``strict`` one that others can write.
     """
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     try:

@@ -1,11 +1,11 @@
-"""Calls of C: system calls by their numbers, and what NVML needs of ``ctypes``.
+"""Calls of C: system calls by their numbers, and the parts of ``ctypes`` that NVML needs.
 
-``ctypes`` itself is 2 ms of a container's start, so the module behind it does.  Names and meanings are those of
-``ctypes``.  Where ``_ctypes``, which is private to CPython, has another form, ``ctypes`` does the work.  A snapshot of
-the interpreter has only :func:`call` and :func:`address` (packaging/snapshot/snapshot.c).
+Importing ``ctypes`` takes 2 ms of a container's start, so this module uses ``_ctypes`` directly.  Names and meanings
+are those of ``ctypes``.  ``_ctypes`` is private to CPython; if its form differs, ``ctypes`` does the work.  A snapshot
+of the interpreter has only :func:`call` and :func:`address` (packaging/snapshot/snapshot.c).
 """
 
-# ruff: noqa: F403 - what is taken is in __all__
+# ruff: noqa: F403 - the names are in __all__
 
 import sys
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ctypes import *
 
     def call(number: int, *arguments: int | bytes | bytearray | None) -> int:
-        """Return the result of syscall(2); raises OSError.  Memory is given by its address, None is 0."""
+        """Return the result of syscall(2); raises OSError.  Memory is passed by its address, None is 0."""
 
     def address(buffer: bytes | bytearray) -> int:
         """Return where the contents of an object are in memory, as long as it exists and is not resized."""

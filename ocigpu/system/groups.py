@@ -1,7 +1,7 @@
-"""Groups that a container's process is put into, so that users who are not root open the nodes of its GPUs.
+"""Groups for a container's process, so that users other than root can open the nodes of its GPUs.
 
-A node of mode 0660 and group render or video is open to nobody else in the container.  Which groups there are says the
-plan (:class:`ocigpu.core.actions.JoinGroup`); :mod:`ocigpu.bundle.edit` puts them into a config.json.
+In the container only root and the group can open a node of mode 0660 and group render or video.  The plan lists the
+groups (:class:`ocigpu.core.actions.JoinGroup`); :mod:`ocigpu.bundle.edit` puts them into a config.json.
 """
 
 import os
@@ -22,9 +22,9 @@ OWN_PROC = "/proc/self"
 
 
 def missing_groups(config: "dict[str, Any]", gids: "Sequence[int]") -> "tuple[str, ...]":
-    """Return a note on groups of the host that a container's process should be in and is not; () where root runs in it.
+    """Return a note on groups of the host that a container's process should be in and is not; () if it runs as root.
 
-    For whoever comes after config.json was read: nobody can put a process that is there already into a group.
+    This is for callers that run after config.json was read: an existing process cannot be put into a group.
     """
     user = get_object(get_object(config, "process"), "user")
     if not user.get("uid"):
@@ -41,10 +41,10 @@ def missing_groups(config: "dict[str, Any]", gids: "Sequence[int]") -> "tuple[st
 
 
 def fit_groups(config: "dict[str, Any]", gids: "Sequence[int]") -> "tuple[list[int], tuple[str, ...]]":
-    """Return by which ids a container's process can be in these groups of the host, and notes on those it cannot be in.
+    """Return the ids by which a container's process can be in these groups of the host, and notes on the others.
 
-    In a user namespace a group has the id by which it is mapped there; of one that is not, setgroups(2) would fail and
-    the container not start.
+    In a user namespace a group has its mapped id.  With an unmapped group setgroups(2) would fail and the container not
+    start.
     """
     if reason := _why_none(config):
         return [], (f"users of the container are not put into groups of device nodes: {reason}",)
@@ -72,16 +72,16 @@ def _why_none(config: "dict[str, Any]") -> str:
 
 
 def _map_inside(config: "dict[str, Any]", gid: int) -> int:
-    """Return the id in the container's user namespace of a group of ours, -1 without one."""
+    """Return the id of our group in the container's user namespace, -1 without one."""
     if not has_user_namespace(config):
         return gid
     return map_inside(get_list(get_object(config, "linux"), "gidMappings"), gid)
 
 
 def _is_known_here(gid: int) -> bool:
-    """Tell whether a group of a node as we see it is one that exists in our own user namespace.
+    """Tell whether a node's group, as we see it, exists in our own user namespace.
 
-    Groups that are not mapped there are all seen as the overflow id (user_namespaces(7)).
+    All groups that are not mapped there appear as the overflow id (user_namespaces(7)).
     """
     if in_initial_user_namespace():
         return True

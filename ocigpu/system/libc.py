@@ -1,11 +1,11 @@
 """System calls that ``os`` does not offer: one wrapper each, no policy.
 
-Every wrapper raises an OSError whose ``filename`` names the call, what it was about, and its flags where they matter:
-"open_tree /usr/lib/libcuda.so.1", "mount /usr/lib (MS_REMOUNT|MS_BIND|MS_RDONLY)".  For what is given by descriptor
-callers say in ``shown`` the path that a user knows it by.  All calls go through ``syscall(2)`` with the numbers of
-:data:`NUMBERS`.  Constants keep the kernel's names; the header that has them is named beside each group.
+Every wrapper raises an OSError whose ``filename`` names the call, its object, and its flags where they matter:
+"open_tree /usr/lib/libcuda.so.1", "mount /usr/lib (MS_REMOUNT|MS_BIND|MS_RDONLY)".  For an object passed by descriptor,
+callers put the path that a user knows into ``shown``.  All calls go through ``syscall(2)`` with the numbers of
+:data:`NUMBERS`.  Constants keep the kernel's names; a comment beside each group names the header.
 """
-# ruff: noqa: D402 - "mount(2)" names a page of the manual, it is no signature
+# ruff: noqa: D402 - "mount(2)" names a manual page, not a signature
 
 import errno
 import os
@@ -100,8 +100,8 @@ def system_call(
 ) -> int:
     """Call a system call of :data:`NUMBERS`; returns its result.
 
-    ``arguments``: numbers, and memory by its address; the kernel may write to a bytearray.
-    Raises OSError; ``shown`` and ``flags``, as for :func:`name_flags`, are what its filename says behind the name.
+    ``arguments``: numbers, and memory by its address; the kernel may write to a bytearray.  Raises OSError; its
+    filename is the call's name, then ``shown`` and ``flags``, as for :func:`name_flags`.
     """
     if _machine not in MACHINES:
         raise OSError(errno.ENOSYS, f"no system call number known for {_machine}", name)
@@ -203,7 +203,7 @@ def mount_setattr(
 def has_mount_setattr() -> bool:
     """Return whether the kernel, and the filters above us, know mount_setattr(2), newest of the mount calls.
 
-    A structure of size 0 is refused with EINVAL before anything else is looked at.
+    The kernel refuses a structure of size 0 with EINVAL before any other check.
     """
     try:
         system_call("mount_setattr", -1, b"", AT_EMPTY_PATH, None, 0)
@@ -279,7 +279,7 @@ def prctl(option: int, argument: int = 0, second: int = 0) -> None:
 
 
 def setfsuid(uid: int) -> None:
-    """Set the user id for file access, setfsuid(2); it reports no error, so what came of it is read back."""
+    """Set the user id for file access, setfsuid(2); it reports no error, so the id is read back."""
     system_call("setfsuid", uid)
     if system_call("setfsuid", 0xFFFFFFFF) != uid:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), f"setfsuid {uid}")
@@ -316,7 +316,7 @@ def capset(sets: Capabilities) -> None:
 
 
 def create_timer(signal: int) -> int:
-    """Return a timer that sends this process a signal, timer_create(2); :func:`set_timer` says when."""
+    """Return a timer that sends this process a signal, timer_create(2); :func:`set_timer` sets the time."""
     # struct sigevent, 64 bytes: value, signal, SIGEV_SIGNAL
     event, timer = struct.pack("=QiI", 0, signal, 0).ljust(64, b"\0"), bytearray(4)
     system_call("timer_create", CLOCK_MONOTONIC, event, timer)
@@ -325,7 +325,7 @@ def create_timer(signal: int) -> int:
 
 
 def set_timer(timer: int, seconds: float) -> None:
-    """Let a timer end once, so many seconds from now, timer_settime(2)."""
+    """Let a timer expire once, this many seconds from now, timer_settime(2)."""
     # struct itimerspec: interval and value, each seconds and nanoseconds
     system_call("timer_settime", timer, 0, struct.pack("=4q", 0, 0, int(seconds), int(seconds % 1 * 1e9)), None)
 

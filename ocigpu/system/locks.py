@@ -9,9 +9,9 @@ from ocigpu.system.files import lock
 
 @contextmanager
 def holding(fd: int, busy: Exception, seconds: float = 0.0, pause: float = 0.05) -> Iterator[None]:
-    """Hold the lock of an open file and close it; -1: there is no place for one, and nothing is held.
+    """Hold the lock of an open file and close it; -1: no place for a lock exists, and nothing is held.
 
-    Raises ``busy`` when somebody else has it for so long, OSError where a file system has no locks.
+    Raises ``busy`` when another process holds it for this long, OSError if the file system has no locks.
     """
     if fd < 0:
         yield

@@ -1,7 +1,6 @@
-"""What shim and hook say: to log files and standard error, so that standard output stays the wrapped runtime's.
+"""Messages of shim and hook: to log files and standard error; standard output belongs to the wrapped runtime.
 
-Here is also where they find the trace (:mod:`ocigpu.system.trace`), if somebody wants one; otherwise nothing is
-loaded for it.
+They also get the trace here (:mod:`ocigpu.system.trace`), if one is requested; otherwise nothing is loaded for it.
 """
 
 import os
@@ -39,8 +38,8 @@ class Log(NamedTuple):
         """Append one line to every file.
 
         A file that cannot be opened is skipped: a full or missing log must not stop a container, and the message also
-        reaches standard error where it matters.  So is one that somebody else has put there: a link of either kind,
-        or a file of another user.
+        reaches standard error where it matters.  So is a file that another user may have put there: a link of either
+        kind, or a file of another user.
         """
         if LEVELS[level] > LEVELS[self.level]:
             return
@@ -148,14 +147,14 @@ def say(text: str) -> None:
 
 
 def no_answer() -> OcigpuError:
-    """Return the error of a start whose deadline is over, which names what was waited for."""
+    """Return the error of a start whose deadline is over; it names the action that did not end."""
     return OcigpuError("OCIGPU-INT-5", f"no answer for {SECONDS:g} s: {current_step() or 'settings'}")
 
 
 def report_failure(program: str, error: Exception, log: Log) -> int:
     """Show an error to the user and the log, in the form of errors.py; returns the exit status.
 
-    What is no OcigpuError nobody was prepared for: one line too, unless OCIGPU_DEBUG asks for the traceback.
+    An exception other than OcigpuError is a defect: it also gets one line, unless OCIGPU_DEBUG requests the traceback.
     """
     if not isinstance(error, OcigpuError):
         if os.environ.get("OCIGPU_DEBUG"):

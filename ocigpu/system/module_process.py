@@ -38,7 +38,7 @@ class ModuleProcess:
         """The number of one that was killed and did not end."""
 
     def start(self, module: str, *arguments: str) -> None:
-        """Call ``main(*arguments)`` of a module; raises OSError.  One that reads its input ends with us."""
+        """Call ``main(*arguments)`` of a module; raises OSError.  A main that reads its input ends with us."""
         self.child = subprocess.Popen(
             command(module, *arguments),
             stdin=subprocess.PIPE,
@@ -53,11 +53,11 @@ class ModuleProcess:
         os.set_blocking(self.fileno(), False)
 
     def fileno(self) -> int:
-        """Return what becomes readable with a line, or with the end of the process; -1 while there is none."""
+        """Return the descriptor that becomes readable with a line or the process's end; -1 without a process."""
         return self.child.stdout.fileno() if self.child and self.child.stdout else -1
 
     def send(self, line: bytes) -> None:
-        """Write a line to its standard input; one that has ended is found out by :meth:`read`."""
+        """Write a line to its standard input; :meth:`read` detects a process that has ended."""
         assert self.child
         assert self.child.stdin
         rest = memoryview(line + b"\n")

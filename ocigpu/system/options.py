@@ -58,7 +58,7 @@ def option_error(where: str, message: str, hint: str | None = None) -> SettingsE
 
 
 def read_text(path: str, limit: int, error: Callable[[str, str], SettingsError]) -> str:
-    """Return the text of a regular file of at most so many bytes; raises what ``error`` makes of path and cause."""
+    """Return the text of a regular file up to a size; raises the exception ``error`` makes of path and cause."""
     try:
         return read_regular(path, limit).decode()
     except UnicodeDecodeError as wrong:
@@ -71,8 +71,8 @@ def read_text(path: str, limit: int, error: Callable[[str, str], SettingsError])
 def read_flags(words: Sequence[str], options: Sequence[Option], command: str) -> dict[str, str]:
     """Return the values of words such as "--name=value", "--name value", and "--name" for a bool, by option name.
 
-    One of a list that is given again adds to it, of others the last one counts.  Raises UsageError for words that it
-    does not know, SettingsError for a refused option.
+    A repeated list option adds to the list; for others the last one counts.  Raises UsageError for unknown words,
+    SettingsError for a refused option.
     """
     known = {flag: option for option in options for flag in option.flags}
     see = f"see: ocigpu {command} --help"
@@ -103,7 +103,7 @@ def find_values(
     document: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> dict[str, Any]:
-    """Return the values of the options that are told, by name: the flag, else the variable, else the file's key.
+    """Return the values of the options that are set, by name: the flag, else the variable, else the file's key.
 
     ``document``: the content of the file ``where``.  An empty variable is not set.  Raises SettingsError that names the
     flag, variable or key.
@@ -132,7 +132,7 @@ def _check_refused(option: Option, value: str, where: str) -> None:
 
 
 def read_value(option: Option, raw: Any, where: str) -> Any:
-    """Return what was written, text or data of a file, as the option's value; raises SettingsError."""
+    """Return the option's value of a text or of data from a file; raises SettingsError."""
     if option.kind == "bool":
         if raw is True or raw in TRUE_WORDS:
             return True
@@ -185,7 +185,7 @@ def _channel(raw: Any, where: str) -> int:
 def parse_duration(raw: Any, where: str, least: float = 1.0) -> float:
     """Return the seconds of a duration such as "60s" or "1m30s".
 
-    A bare number is refused: NVIDIA's program takes it for nanoseconds, which nobody means.
+    A bare number is refused: NVIDIA's program takes it for nanoseconds, which is never the intention.
     """
     parts = _DURATION.findall(raw) if isinstance(raw, str) else []
     if not parts or "".join(number + unit for number, unit in parts) != raw:

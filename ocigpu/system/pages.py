@@ -1,7 +1,7 @@
 """The exporter's pages over HTTP: /metrics, /health and /.
 
-Anybody who reaches the port may be a client.  One thread serves all of them without waiting for any, so a client costs
-its socket, at most MAX_HEAD bytes of request, and a reference to the page that all are given.  HTTP is h11's.
+Anyone who reaches the port may be a client.  One thread serves all of them without waiting for any, so a client costs
+its socket, at most MAX_HEAD bytes of request, and a reference to the shared page.  HTTP is h11's.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _PAUSE = 0.1
 
 
 class Page(NamedTuple):
-    """What was collected last, as text and compressed; pages are replaced, never changed."""
+    """The last collected metrics, as text and compressed; pages are replaced, never changed."""
 
     text: bytes = b""
     packed: bytes = b""
@@ -62,7 +62,7 @@ class WebAnswer(NamedTuple):
 class WebServer:
     """Serves until :meth:`shutdown`.
 
-    ``page``: gives what was collected last; ``now``: gives the text that is made for each request; ``reloading``: tells
+    ``page``: returns the last collected page; ``now``: returns the text made for each request; ``reloading``: tells
     whether the list of metrics is being read.  Raises HostError (OCIGPU-KUBE-3) when it cannot listen.
     """
 
@@ -121,7 +121,7 @@ class WebServer:
         """Answer a client's requests, one after another."""
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD - _PART)
         number = client.fileno()
-        with client, contextlib.suppress(OSError):  # one that goes away or is too slow is nobody's error
+        with client, contextlib.suppress(OSError):  # a client that leaves or is too slow is not an error
             while True:
                 try:
                     async with asyncio.timeout(TIMEOUT):
@@ -154,7 +154,7 @@ class WebServer:
         if path == "/metrics":
             page, now = self.page(), self.now()
             if packed:
-                # members of a gzip file may follow one another (RFC 1952): what was collected is packed once
+                # a gzip file may have several members (RFC 1952): the collected page is compressed once
                 body = (page.packed, gzip.compress(now, 1))
                 return WebAnswer(HTTPStatus.OK, CONTENT_TYPE, body, (("Content-Encoding", "gzip"),))
             return WebAnswer(HTTPStatus.OK, CONTENT_TYPE, (page.text, now))
@@ -176,7 +176,7 @@ NOT_FOUND = WebAnswer(HTTPStatus.NOT_FOUND, "text/plain", (b"not found\n",))
 
 
 async def _read_request(client: socket.socket, connection: h11.Connection) -> h11.Request:
-    """Return the next request; raises RemoteProtocolError for one that is refused.
+    """Return the next request; raises RemoteProtocolError for a refused one.
 
     Raises ConnectionError when the client has gone.
     """

@@ -1,8 +1,8 @@
-"""Paths below a root that somebody else controls: everything is resolved by descriptor and never leaves the root.
+"""Paths below a root that another user controls: all are resolved by descriptor and never leave the root.
 
 The kernel does it where openat2(2) is known (Linux 5.6).  Elsewhere a walk over the components does the same with
-O_PATH descriptors: absolute links start again at the root, ``..`` stops there, 40 links at most.  A text that was
-resolved is never used again.
+O_PATH descriptors: absolute links start again at the root, ``..`` stops there, 40 links at most.  A resolved path is
+never used again as text.
 """
 
 import errno
@@ -132,9 +132,8 @@ def open_in_root(root_fd: int, path: str, flags: int, mode: int = 0, force_fallb
 
     ``flags`` and ``mode`` as for open(2); O_CLOEXEC is added.  Links are followed inside the root, the last component
     too unless ``flags`` has O_NOFOLLOW; mounts are crossed.  Links of procfs that jump (/proc/1/root) are refused by
-    the kernel and read as text by the walk: neither leaves the root.
-    Raises OSError, also for what is no path; EAGAIN when renames elsewhere disturbed the kernel's walk many times in a
-    row.
+    the kernel and read as text by the walk: neither leaves the root.  Raises OSError, also for an invalid path; EAGAIN
+    when renames elsewhere disturbed the kernel's walk many times in a row.
     """
     flags |= os.O_CLOEXEC
     with named("openat", path):
@@ -267,7 +266,7 @@ def _open_component(dir_fd: int, name: str, flags: int) -> int | None:
 
 
 def _reopen(dir_fd: int, name: str, path_fd: int, flags: int) -> int:
-    """Return a descriptor with ``flags`` of the last component, of which ``path_fd`` is an O_PATH descriptor."""
+    """Return a descriptor with ``flags`` of the last component; ``path_fd`` is an O_PATH descriptor of it."""
     if flags & os.O_PATH and not flags & os.O_DIRECTORY:
         return path_fd
     try:
@@ -300,12 +299,12 @@ def make_directories(
     force_fallback: bool = False,
     check: "Callable[[int, str], None] | None" = None,
 ) -> int:
-    """Return an O_PATH descriptor of the directory ``path``, making what is missing of it with ``mode``.
+    """Return an O_PATH descriptor of the directory ``path``, making missing directories with ``mode``.
 
     ``on_create`` is called with the path of each directory right before it is made, ``check`` before that, with the
-    descriptor of the directory it is to be made in: it may refuse.  Existing links in the path
-    (lib -> usr/lib, var/run -> /run) are followed inside the root; one that leads nowhere is an error (ENOENT), as is
-    anything that is not a directory (ENOTDIR).
+    descriptor of its parent directory: it may refuse.  Existing links in the path (lib -> usr/lib, var/run -> /run) are
+    followed inside the root; one that leads nowhere is an error (ENOENT), as is anything that is not a directory
+    (ENOTDIR).
     """
     flags = os.O_PATH | os.O_DIRECTORY
     parts = [part for part in path.split("/") if part]

@@ -12,7 +12,7 @@ MAX_TABLE = 64 << 20
 
 
 class Mount(NamedTuple):
-    """A line of mountinfo, proc_pid_mountinfo(5): what is mounted at ``point``, without escapes.
+    """A line of mountinfo, proc_pid_mountinfo(5): the mount at ``point``, without escapes.
 
     ``device``: number of the file system ("8:1"); ``root``: which part of it ``point`` shows; ``options``: of this
     mount; ``tags``: "shared:N", "master:N" and the like; ``super_options``: of the file system.
@@ -113,12 +113,12 @@ class ProcessStat(NamedTuple):
 
 
 def read_stat(path: str = "stat", dir_fd: int | None = None) -> ProcessStat:
-    """Return what the stat of a process says; raises OSError, FileNotFoundError or ProcessLookupError if it is gone."""
+    """Return the stat of a process; raises OSError, FileNotFoundError or ProcessLookupError if it is gone."""
     return parse_stat(read_proc(path, dir_fd))
 
 
 def parse_stat(text: str) -> ProcessStat:
-    """Return what the text of a process's stat says; the name in it may contain anything.  Raises OSError EPROTO."""
+    """Parse the text of a process's stat; the name in it may contain anything.  Raises OSError EPROTO."""
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20 or not (fields[1].isdigit() and fields[19].isdigit()):
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO), "stat")

@@ -97,7 +97,7 @@ def _read(child: "subprocess.Popen[bytes]", end: float, limit: int) -> tuple[byt
 
 
 def end_program(child: "subprocess.Popen[bytes]") -> bool:
-    """Kill a process that has not ended, and close its pipes; returns False for one that is stuck in the kernel."""
+    """Kill a process that has not ended, and close its pipes; returns False if it is stuck in the kernel."""
     child.kill()
     for stream in (child.stdin, child.stdout, child.stderr):
         if stream:
@@ -120,9 +120,9 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[set[int]]:
-    """Hold back signals that would end this process, for :func:`run_in_front`; yield the mask that was there before.
+    """Hold back signals that would end this process, for :func:`run_in_front`; yield the former mask.
 
-    SIGALRM comes through, for whoever has a timer meanwhile.
+    SIGALRM passes, because the caller may use a timer meanwhile.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT - _FAULTS - {signal.SIGALRM})
     try:
@@ -132,14 +132,14 @@ def held_signals() -> Iterator[set[int]]:
 
 
 def run_in_front(path: str, command: Sequence[str], env: Mapping[str, str], mask: set[int]) -> int:
-    """Run a program in this one's place and return how it ended: its exit status, or minus the number of a signal.
+    """Run a program in the foreground and return how it ended: its exit status, or minus the number of a signal.
 
-    It has our streams, terminal and process group.  Signals that this process gets are passed on to it; those of a
-    terminal it gets by itself.  Call it with :func:`held_signals`, whose ``mask`` the program starts with.  Children
-    that others left to this process are reaped as well: it may be a container's first.  One that came before the
-    program was started is how it ended.  Raises OSError.
+    It has our streams, terminal and process group.  This process passes its signals on to the program, which gets those
+    of a terminal by itself.  Call it with :func:`held_signals`, whose ``mask`` the program starts with.  Orphans are
+    reaped as well, because this may be a container's first process.  A signal that arrived before the program was
+    started counts as its end.  Raises OSError.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who starts us may ignore it: then no end would be told
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may ignore SIGCHLD: then no end would be reported
     if early := signal.sigpending() & _ENDING:
         return -int(min(early))
     child = os.posix_spawn(path, list(command), env, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON)

@@ -16,7 +16,7 @@ DIAL_SECONDS = 10.0
 class Relay:
     """Connections to ``listener``, each passed on to a new one that ``dial`` makes; both sides see the other's end.
 
-    ``admit``: whether who connects may, else the connection is closed.  Owns the listener.
+    ``admit``: whether the client is allowed; otherwise the connection is closed.  Owns the listener.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Relay:
                 return
             try:
                 one, _ = self._listener.accept()
-            except OSError:  # who wanted to connect is gone, or we have no descriptors left
+            except OSError:  # the client is gone, or we have no descriptors left
                 select.select([self._reader], [], [], 0.05)
                 continue
             if not self._room.acquire(blocking=False):

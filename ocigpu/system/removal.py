@@ -6,10 +6,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def empty_directory(path: str) -> None:
-    """Remove all that is in a directory, links as such; raises OSError, also for what is mounted in it.
+    """Remove the contents of a directory, without following links; raises OSError, also for a mount in it.
 
-    A directory's own directories are moved up first: a tree of a million of them needs no more descriptors, and no
-    deeper calls, than one of two.
+    Subdirectories are moved up first, so a tree a million levels deep needs no more descriptors, and no deeper calls,
+    than one of two levels.
     """
     top = os.open(path, _DIRECTORY)
     try:
@@ -30,7 +30,7 @@ def remove_directory(path: str) -> None:
 
 
 def _move_up(name: str, top: int) -> list[str]:
-    """Empty a directory of ``top``; returns the names there of what was moved to it."""
+    """Empty a directory of ``top``; returns the names of the entries moved to ``top``."""
     moved = []
     fd = os.open(name, _DIRECTORY, dir_fd=top)
     try:

@@ -28,7 +28,7 @@ MAX_TOPICS = 1000
 class ServiceLog:
     """One line on standard output for each message, plain or a JSON object; threads may share it.
 
-    ``lossy``: a line that nobody takes (EPIPE, ENOSPC) is lost instead of ending the program.
+    ``lossy``: a line that cannot be written (EPIPE, ENOSPC) is lost instead of ending the program.
     """
 
     def __init__(self, as_json: bool, lossy: bool = False) -> None:
@@ -50,7 +50,7 @@ class ServiceLog:
         self.new(topic, level, (text,) if text else (), **fields)
 
     def failed(self, topic: str, error: Exception) -> None:
-        """Log an error about a topic, also one that nobody was prepared for, unless it was the last line about it."""
+        """Log an error about a topic, also an unexpected one, unless it was the last line about the topic."""
         self.once(topic, "error", as_own_error(error).line)
 
     def new(self, topic: str, level: str, texts: Sequence[str], **fields: Any) -> None:
@@ -65,7 +65,7 @@ class ServiceLog:
                 self(level, text, **fields)
 
     def forget(self, topic: str) -> bool:
-        """Return whether anything was said about a topic; its next line is news again."""
+        """Return whether the topic has had a line; its next line is logged again."""
         return bool(self.last_lines.pop(topic, ()))
 
     def forget_all(self) -> None:
@@ -81,7 +81,7 @@ class Backoff:
         self.reset(due)
 
     def reset(self, due: float = 0.0) -> None:
-        """It has worked, or is another matter now: nothing but ``due`` is waited for."""
+        """Reset after a success or a change of matter: only ``due`` delays the next attempt."""
         self.delay, self.due = 0.0, due
 
     def failed(self, now: float) -> float:
@@ -183,11 +183,11 @@ def listen_tcp(host: str, port: int, backlog: int) -> socket.socket:
 
 
 class Door(socket.socket):
-    """Takes the place of a listening socket, and leaves its clients no more than their room.
+    """Replaces a listening socket, and limits the number of its clients.
 
-    For one more than ``most`` connections, and when the system has no descriptor or memory for one, that whose request
-    began first is closed; it counts from before a word is said.  ``spared``: returns the descriptors of those that are
-    neither counted nor closed.
+    Beyond ``most`` connections, and when the system lacks a descriptor or memory for one, the connection with the
+    oldest request is closed.  A connection counts even before it sends anything.  ``spared``: returns the descriptors
+    of connections that are neither counted nor closed.
     """
 
     def __init__(self, listening: socket.socket, most: int, spared: Callable[[], Collection[int]] = tuple) -> None:
@@ -212,7 +212,7 @@ class Door(socket.socket):
 
     def renew(self, client: socket.socket) -> None:
         """Let a client's time begin: it is the last to be closed."""
-        self._clients.pop(client.fileno(), None)  # or one that was closed: its number is another's now
+        self._clients.pop(client.fileno(), None)  # or a closed one: its number now belongs to another
         self._clients[client.fileno()] = client
 
     def _strangers(self) -> list[socket.socket]:
@@ -221,7 +221,7 @@ class Door(socket.socket):
 
 
 def cut(client: socket.socket) -> None:
-    """End a connection for whoever waits for it or holds it."""
+    """End a connection for all its waiters and holders."""
     with contextlib.suppress(OSError):
         client.shutdown(socket.SHUT_RDWR)
 
@@ -234,5 +234,5 @@ def notify_service_manager(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         try:
             sender.sendto(state.encode(), "\0" + address[1:] if address.startswith("@") else address)
-        except OSError as error:  # nobody listens: that is no reason to stop working
+        except OSError as error:  # without a listener the work continues
             print(f"warning: NOTIFY_SOCKET {address}: {error.strerror}", flush=True)

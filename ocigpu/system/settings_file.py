@@ -1,4 +1,4 @@
-"""The settings file, read by everybody: hot path, operator's commands and services."""
+"""The settings file, read by all parts: hot path, operator's commands and services."""
 
 import errno
 import os
@@ -25,16 +25,16 @@ SPARE = 16
 def read_settings(path: str = "", keep: bool = False) -> Settings:
     """Return the settings of the file ``path``, or of :data:`DEFAULT_PATH` when empty (missing: the defaults).
 
-    A named file must exist.  A file that others than root or the caller could have written or put there is refused
-    (OCIGPU-SET-3): its values decide what root executes.  What the text says is taken from the cache when that has this
-    very text.  ``keep``: it is kept there for the next start.
+    A named file must exist.  A file that users other than root and the caller could have written or put there is
+    refused (OCIGPU-SET-3), because its values decide what root executes.  The parsed values come from the cache if it
+    holds exactly this text.  ``keep``: store them there for the next start.
     """
     document = read_document(path, keep)
     return Settings() if document is None else parse_settings(document, path or DEFAULT_PATH)
 
 
 def read_document(path: str = "", keep: bool = False) -> "dict[str, Any] | None":
-    """Return what the settings file says, None for none; see :func:`read_settings`."""
+    """Return the content of the settings file, None without one; see :func:`read_settings`."""
     named = bool(path)
     path = path or DEFAULT_PATH
     try:
@@ -64,7 +64,7 @@ def read_document(path: str = "", keep: bool = False) -> "dict[str, Any] | None"
 
 
 def parse_toml(data: bytes) -> "dict[str, Any]":
-    """Return a parsed TOML document; raises ValueError, and RecursionError for one that is nested too deeply."""
+    """Return a parsed TOML document; raises ValueError, and RecursionError for too deep nesting."""
     import tomllib  # only when there is a file that no start has read yet: it costs about 8 ms
 
     if any(line.count(b".") > MAX_DOTS for line in data.split(b"\n")):
@@ -89,7 +89,7 @@ def _parse_kept(data: bytes, directory: int, keep: bool) -> "dict[str, Any]":
         return document
     try:
         text = rawjson.dump(document).encode()
-    except (ValueError, TypeError, RecursionError):  # a date or a NaN: no setting of ours
+    except (ValueError, TypeError, RecursionError):  # a date or a NaN: not a value of our settings
         return document
     write_kept(directory, name, (text, data), PREFIX, SPARE)
     return document

@@ -1,18 +1,18 @@
 """Signals without the standard ``signal``, which loads ``enum`` (3.5 ms of a start); and a start's deadline.
 
-All that we do in a container's start has one deadline: whatever never answers ends it with a line that names it.
-A file system may never answer: a network or a user-space one, the host's or the image's.  Who waits for it cannot look
-at a clock, so somebody else does:
+All our work in a container's start has one deadline: an action that never ends causes an error line that names it.  A
+file system may never answer: a network or a user-space one, the host's or the image's.  The waiting thread cannot check
+a clock, so another one does:
 
-* Shim, hook and the vendor's CLI have a thread that only waits; when time is over it reports, and ends the process.
-* A process that nobody waits for is killed by a timer of the kernel, which also ends one that was stopped.
-* A worker is watched by its parent (:mod:`ocigpu.provision.apply`).
+* Shim, hook and the vendor's CLI have a thread that only waits; at the deadline it reports, and ends the process.
+* A kernel timer kills a process without a waiting parent, also a stopped one.
+* A worker's parent watches it (:mod:`ocigpu.provision.apply`).
 
-A wait that not even SIGKILL ends (FUSE whose program has read the request) keeps the process; the line is said then
+A wait that not even SIGKILL ends (FUSE whose program has read the request) keeps the process; the line appears then,
 too.
 """
 
-# ruff: noqa: F403, F405 - what is taken is in __all__
+# ruff: noqa: F403, F405 - the names are in __all__
 
 import os
 import time
@@ -102,12 +102,12 @@ def seconds_left() -> float:
 
 
 class ended_by_signals:  # noqa: N801 - reads as a statement
-    """In the block SIGTERM and SIGHUP raise SystemExit, as SIGINT does KeyboardInterrupt: what was begun is undone."""
+    """In the block SIGTERM and SIGHUP raise SystemExit, as SIGINT does KeyboardInterrupt: started work is undone."""
 
     def __enter__(self) -> None:
         self._old = [(number, signal(number, _end)) for number in (SIGTERM, SIGHUP)]
         for number, old in self._old:
-            if old == SIG_IGN:  # whoever started us wants it so
+            if old == SIG_IGN:  # the parent chose to ignore it
                 signal(number, old)
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Directories of what a program has to believe of itself: made so that nobody else writes there, and looked at."""
+"""Directories for a program's trusted state: made so that no other user can write there, and checked."""
 
 import os
 
@@ -6,9 +6,9 @@ from ocigpu.system.files import why_replaceable, why_untrusted
 
 
 def open_state_directory(path: str) -> tuple[int, str]:
-    """Return a descriptor of a directory, and why others than root and we could have written it, "" for nobody.
+    """Return a descriptor of a directory, and why users other than root and us could have written it, "" if none.
 
-    It is made where it is missing, and closed to other readers.  Raises OSError, also where it is a link.
+    It is made if missing, and closed to other readers.  Raises OSError, also if it is a link.
     """
     make_directory(path, 0o700)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -24,13 +24,13 @@ def open_state_directory(path: str) -> tuple[int, str]:
 
 
 def make_directory(path: str, mode: int) -> None:
-    """Make a directory where there is none, and what is missing above it with mode 0755, whatever the umask.
+    """Make a missing directory, and missing parents with mode 0755; the umask has no effect.
 
     One that exists keeps its mode.  Raises OSError.
     """
     try:
         os.mkdir(path, mode)
-    except FileExistsError:  # or it is no directory: whoever uses it hears that
+    except FileExistsError:  # or it is not a directory: its user gets that error
         return
     except FileNotFoundError:
         above = os.path.dirname(path)

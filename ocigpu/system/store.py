@@ -1,7 +1,7 @@
 """Files that save work from one run to the next: below /run/ocigpu for root, in the user's run directory for others.
 
-What is read back decides what a container gets, so it counts only when nobody but the user this process runs as can
-have written it.  A cache that cannot be used is never an error: the work is done again.
+The files decide what a container gets, so a file counts only if no user but this process's own can have written it.  A
+cache that cannot be used is never an error: the work is done again.
 """
 
 import os
@@ -20,10 +20,10 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_cache(create: bool = False, simulated: str = "") -> int:
-    """Return a descriptor of the cache directory, or -1 where there is none that can be trusted.
+    """Return a descriptor of the cache directory, or -1 without a trusted one.
 
-    ``create``: make it (mode 0700) when it is missing.  Root outside of user namespaces has /run/ocigpu, everybody
-    else $XDG_RUNTIME_DIR/ocigpu.  ``simulated``: root of a simulated host; it has a /run of its own, for its owner.
+    ``create``: make it (mode 0700) when it is missing.  Root outside of user namespaces has /run/ocigpu, all others
+    $XDG_RUNTIME_DIR/ocigpu.  ``simulated``: root of a simulated host; it has a /run of its own, for its owner.
     """
     if simulated:
         return _open_simulated(simulated, create)
@@ -40,7 +40,7 @@ def open_cache(create: bool = False, simulated: str = "") -> int:
 def open_lock(name: str, simulated: str = "") -> int:
     """Return a descriptor of a file in the cache directory, to be locked where no other user can lock it.
 
-    -1 where there is no such directory.  ``simulated``: as of open_cache.  Raises OSError.
+    -1 without the directory.  ``simulated``: as of open_cache.  Raises OSError.
     """
     directory = open_cache(True, simulated)
     if directory < 0:
@@ -77,7 +77,7 @@ def _open(path: str, create: bool) -> int:
 
 
 def _is_closed(directory: int) -> bool:
-    """Tell whether nobody else can have put anything into a directory of ours, and close it to other readers.
+    """Tell whether only we can have put anything into our directory, and close it to other readers.
 
     A service manager may have made it for us with the usual mode, 0755.
     """
@@ -105,7 +105,7 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def read_cached(directory: int, name: str) -> bytes:
-    """Return the content of a file of the cache; nothing for one that is missing, too large or not to be trusted."""
+    """Return the content of a file of the cache; nothing for one that is missing, too large or untrusted."""
     try:
         with open_regular(name, directory, os.O_NOFOLLOW) as file:
             return read_bounded(file, MAX_BYTES) if _is_ours(os.fstat(file.fileno())) else b""
@@ -114,7 +114,7 @@ def read_cached(directory: int, name: str) -> bytes:
 
 
 def write_cached(directory: int, name: str, content: bytes, mtime_ns: int | None = None) -> bool:
-    """Put a file (mode 0600) into the cache, whole or not at all; returns whether it is there now.
+    """Put a file (mode 0600) into the cache, whole or not at all; returns whether that worked.
 
     ``mtime_ns``: its time of modification; None: now.
     """
@@ -126,7 +126,7 @@ def write_cached(directory: int, name: str, content: bytes, mtime_ns: int | None
 
 
 def read_kept(directory: int, name: str, count: int) -> list[bytes]:
-    """Return the parts that :func:`write_kept` has put into a file; [] unless it is whole and has so many."""
+    """Return the parts that :func:`write_kept` has put into a file; [] unless it is whole and their number matches."""
     parts = unseal(read_cached(directory, name)).split(b"\n", count - 1)
     return parts if len(parts) == count else []
 
@@ -134,7 +134,7 @@ def read_kept(directory: int, name: str, count: int) -> list[bytes]:
 def write_kept(
     directory: int, name: str, parts: "Sequence[bytes]", prefix: str, spare: int, wanted: "Container[str]" = ()
 ) -> bool:
-    """Put parts, each but the last of one line, into a file that :func:`read_kept` reads; tell whether it is there.
+    """Put parts, each but the last of one line, into a file for :func:`read_kept`; tell whether that worked.
 
     Of others whose names begin with ``prefix`` only ``spare`` stay, and those that are ``wanted``.
     """
@@ -167,4 +167,4 @@ def prune_cache(directory: int, prefix: str, wanted: "Container[str]", spare: in
         return
     if len(names) > spare:
         for name in names:
-            remove_if_possible(directory, name)  # else the next one who prunes tries again
+            remove_if_possible(directory, name)  # else the next prune tries again

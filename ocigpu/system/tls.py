@@ -12,10 +12,10 @@ def client_context(cafile: str = "", cadata: str = "") -> ssl.SSLContext:
 
 
 def lenient(context: ssl.SSLContext) -> ssl.SSLContext:
-    """Check as up to Python 3.12, and as Go and curl do: names, dates and signatures, not which extensions there are.
+    """Check as Python up to 3.12, Go and curl do: names, dates and signatures, not the presence of extensions.
 
-    From 3.13 on a new context has VERIFY_X509_STRICT (docs.python.org, ssl.create_default_context): it refuses
-    authorities without a key usage or key identifier, as those of clusters, board controllers and companies often are.
+    From 3.13 on a new context has VERIFY_X509_STRICT (docs.python.org, ssl.create_default_context).  It refuses
+    authorities without a key usage or key identifier, which clusters, board controllers and companies often have.
     """
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context

@@ -34,7 +34,7 @@ MAX_FILE = 256 << 20
 
 
 class Trace:
-    """An open trace of one process.  ``problem``: why nothing is written any more, "" while it is."""
+    """An open trace of one process.  ``problem``: why it no longer writes, "" while it does."""
 
     def __init__(self, fd: int, path: str, process: str, container: str) -> None:
         self.fd = fd
@@ -46,7 +46,7 @@ class Trace:
         self._opened = time.monotonic_ns()
 
     def become(self, process: str) -> None:
-        """Go on in a child of another name."""
+        """Continue in a child under another name."""
         self.process, self._depth = process, 0
 
     def begin(self) -> int:
@@ -88,7 +88,7 @@ class Trace:
         """Take the container's id from its OCI state, which is where a hook begins."""
         try:
             self.container = _text(rawjson.parse(state.decode())["id"])
-        except (ValueError, RecursionError, KeyError, TypeError):  # who needs the state will say so
+        except (ValueError, RecursionError, KeyError, TypeError):  # the code that needs the state will report it
             self.container = ""
         if self.process == "hook":
             self.write(("begin", "", "called by the runtime"), self._opened)
@@ -97,8 +97,8 @@ class Trace:
 def open_trace(path: str, process: str, container: str) -> Trace:
     """Return a trace that appends to a file; it is made if missing, for its owner alone.
 
-    Raises OSError, for the reasons of :func:`ocigpu.system.files.open_log_file` too: others could write it, or it
-    is no regular file, or larger than :data:`MAX_FILE`.
+    Raises OSError for the reasons of :func:`ocigpu.system.files.open_log_file`, and for a file that others could write,
+    that is not regular, or that is larger than :data:`MAX_FILE`.
     """
     fd = open_log_file(path, 0o600, strict=True)
     try:
