@@ -1,9 +1,9 @@
-"""``ocigpu tenancy controller``: makes tenancies what their objects ask for, and says what it sees.
+"""``ocigpu tenancy controller``: brings tenancies to the state their objects request, and reports their status.
 
-Level-triggered: a pass over a tenancy reads what the cluster has for it and does what is missing; it remembers nothing.
-Tenancies wait in a queue, each for itself: those that a watch names, and those that a look at all of them finds not as
-they should be.  One that does not become ready is looked at less and less often.  What is decided is in tenancy.py,
-without a request.
+The controller is level-triggered: a pass over a tenancy reads its objects in the cluster and adds what is missing,
+without memory of earlier passes.  Tenancies wait in a queue, independently: those that a watch names, and those that a
+resync finds unsettled.  A tenancy that does not become ready is checked less and less often.  The decisions are in
+tenancy.py, which makes no requests.
 """
 
 import collections
@@ -97,7 +97,7 @@ class TenancyController:
         return min([self._reconcile(tenancy, seen, options) for tenancy in tenancies], default=RESYNC)
 
     def find_unsettled(self) -> list[str]:
-        """Return the names of tenancies that are not as they should be, or do not say what is so; changes nothing."""
+        """Return the names of tenancies in a wrong state or with an outdated status; changes nothing."""
         tenancies, seen, options = self._read_all()
         return [each["metadata"]["name"] for each in tenancies if not self._is_settled(each, seen, options)]
 
@@ -111,12 +111,12 @@ class TenancyController:
             self._read_common()
         options, metadata = self._options._replace(cilium=self._cilium), found[0]["metadata"]
         going = bool(metadata.get("deletionTimestamp"))
-        ours = FINALIZER in (metadata.get("finalizers") or ())  # else nothing is done before it is
+        ours = FINALIZER in (metadata.get("finalizers") or ())  # without it only the finalizer is added
         seen = self._read_objects(options, going, namespace_name(name)) if ours else _NOTHING
         return self._reconcile(found[0], seen, options)
 
     def _read_common(self) -> None:
-        """Read what is alike for all tenancies; passes over single ones believe it for a second."""
+        """Read what all tenancies have in common; passes over single ones use the reading for a second."""
         listed = self.documents.list
         self._cilium = self._network == "cilium" or (
             self._network == "auto" and bool(listed("CiliumNetworkPolicy", fields={"metadata.name": OBJECT_NAME})[1])
@@ -152,7 +152,7 @@ class TenancyController:
         return said and not next_steps(tenancy, seen, options)
 
     def _read_objects(self, options: TenancyOptions, leases: bool, space: str = "") -> _Seen:
-        """Read what there is for all tenancies, or for that of a namespace alone."""
+        """Read the objects of all tenancies, or only those of one namespace."""
         listed = self.documents.list
         labels: Document = {TENANCY_LABEL: None}
         spaces = {} if space else {each["metadata"]["name"]: each for each in listed("Namespace", labels=labels)[0]}
@@ -215,7 +215,7 @@ class TenancyController:
         self._log("info", f"tenancy {name}: {step.verb} {step.document['kind']} {metadata['name']}")
 
     def _write_status(self, tenancy: Document, status: Document) -> Document:
-        """Write the status if it says anything new; returns the tenancy as it is now."""
+        """Write the status if it has changed; returns the tenancy in its new state."""
         before = tenancy.get("status") or {}
         if status == before or FINALIZER not in (tenancy["metadata"].get("finalizers") or ()):
             return tenancy
@@ -228,7 +228,7 @@ class TenancyController:
         return written
 
     def _announce(self, tenancy: Document, before: str, message: str) -> None:
-        """Write an Event about a tenancy's new phase; one that cannot be written is not missed."""
+        """Write an Event about a tenancy's new phase; a failure to write it is ignored."""
         phase, metadata = tenancy["status"]["phase"], tenancy["metadata"]
         head = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Tenancy"}
         warning = phase == "Failed" or (phase, before) == ("Provisioning", "Ready")
@@ -243,7 +243,7 @@ class TenancyController:
 
 
 class ControllerService:
-    """Runs the controller for as long as it leads.  ``namespace``: of the lease; "": there is no other replica."""
+    """Runs the controller for as long as it leads.  ``namespace``: of the lease; "" for a single replica."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class ControllerService:
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP has it look at all tenancies at once."""
+        """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP triggers an immediate check of all tenancies."""
         backoff, look = Backoff(SOON, RESYNC), 0.0
         with Signals() as signals:
             threading.Thread(target=self._watch, daemon=True).start()
@@ -276,7 +276,7 @@ class ControllerService:
                 if signals.take_again():
                     look = 0.0
                 if not self._lead():
-                    self._take_woken()  # names do not pile up; a look at all comes first when it leads
+                    self._take_woken()  # names do not pile up; a new leader first checks all tenancies
                     signals.wait(RETRY)
                     look = 0.0
                     continue
@@ -322,7 +322,7 @@ class ControllerService:
         self._due[name] = time.monotonic() + LATER  # where it cannot be read, the others are served meanwhile
         pause = self.controller.reconcile(name)
         self._quick[name] = 0 if pause else self._quick[name] + 1
-        if pause >= RESYNC:  # as it should be, or gone: a look at all of them finds what others change
+        if pause >= RESYNC:  # settled, or gone: the next check of all finds changes by others
             del self._due[name], self._quick[name]
         elif self._quick[name] < MAX_QUICK:
             self._due[name] = time.monotonic() + pause if pause else 0.0
@@ -344,7 +344,7 @@ class ControllerService:
         return leading
 
     def _watch(self) -> None:
-        """Name tenancies that change; what is missed meanwhile is seen by the next look at all of them."""
+        """Name tenancies that change; the next check of all tenancies finds missed changes."""
         backoff = Backoff(SOON, RESYNC)
         while not self._stopping.is_set():
             if not self.controller.version:  # else it would begin with all that there are

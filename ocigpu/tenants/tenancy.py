@@ -1,7 +1,7 @@
-"""What a tenancy is made of, what is to be done next for one, and what its status says: all pure.
+"""The objects of a tenancy, the next steps for one, and its status: all pure.
 
-Identity is the namespace's UID as the status has it, not labels: whoever can write labels of a namespace would own it
-(CVE-2022-46167, CVE-2025-55205 of a sister).  Nothing that was there before is adopted.  Sources: Kubernetes' "API
+Identity is the namespace's UID in the status, not labels: a user who can write labels of a namespace would own it
+(CVE-2022-46167, CVE-2025-55205 of a similar project).  Existing objects are never adopted.  Sources: Kubernetes' "API
 Conventions" (conditions), "Resource Quotas" (extended resources only as requests), "Network Policies", "Pod Security
 Standards"; Cilium's "Layer 3 Policies".
 """
@@ -59,7 +59,7 @@ Document = dict[str, Any]
 
 
 class TenancyOptions(NamedTuple):
-    """What is alike for all tenancies.
+    """The options that all tenancies share.
 
     ``denied``: addresses that pods must not reach even with the Internet; ``dns``: those of node-local DNS caches;
     ``cilium``: whether the cluster has Cilium's policies.
@@ -72,10 +72,10 @@ class TenancyOptions(NamedTuple):
 
 
 class TenancySeen(NamedTuple):
-    """What the cluster has for a tenancy.  ``objects``: by (kind, name), those of its namespace.
+    """The cluster's state of a tenancy.  ``objects``: by (kind, name), those of its namespace.
 
-    ``others``: names of network policies that are not ours; ``pods``: of its namespace, looked for only where it is to
-    have none; ``leases``: names of those it still holds; ``unenforced``: which admission policies are not in force.
+    ``others``: names of network policies that are not ours; ``pods``: of its namespace, read only if it must have none;
+    ``leases``: names of those it still holds; ``unenforced``: which admission policies are not in force.
     """
 
     namespace: Document | None
@@ -108,7 +108,7 @@ def is_closed(tenancy: Document) -> bool:
 
 
 def plan_objects(tenancy: Document, options: TenancyOptions) -> tuple[Document, ...]:
-    """Return the objects of a tenancy in the order of their making: nothing is open before it is closed."""
+    """Return the objects of a tenancy in the order of creation: restrictions come before permissions."""
     name, uid = tenancy["metadata"]["name"], tenancy["metadata"].get("uid", "")
     spec, labels = read_spec(tenancy), {TENANCY_LABEL: name}
     level = spec["podSecurity"]
@@ -150,7 +150,7 @@ def plan_objects(tenancy: Document, options: TenancyOptions) -> tuple[Document, 
 
 
 def _network_policy(_space: str, internet: bool, options: TenancyOptions) -> Document:
-    """All fields that have defaults are there, so that it can be compared with what the API server has."""
+    """Return a policy with all defaults filled in, so that it can be compared with the API server's copy."""
     own: Document = {"podSelector": {}}
     dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
     server: list[Document] = [
@@ -182,7 +182,7 @@ def _cilium_policy(space: str, internet: bool, options: TenancyOptions) -> Docum
 
 
 def _internet(options: TenancyOptions) -> list[Document]:
-    """Return what is public, without what is denied: none where all is (an empty list would be every address)."""
+    """Return the public addresses without the denied ones; no rule if all are denied (an empty list allows all)."""
     found = []
     denied = {each: ipaddress.ip_network(each, strict=False) for each in options.denied}
     for every, private in (("0.0.0.0/0", PRIVATE), (PUBLIC_6, PRIVATE_6)):
@@ -223,7 +223,7 @@ def _registries(metadata: Document) -> str:
 
 
 def next_steps(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tuple[TenancyStep, ...]:
-    """Return what is to be done now for a tenancy as it was read; what is not ours is left alone."""
+    """Return the next steps for a tenancy as it was read; foreign objects are left alone."""
     metadata = tenancy["metadata"]
     finalizers = metadata.get("finalizers") or []
     going = bool(metadata.get("deletionTimestamp"))
@@ -295,7 +295,7 @@ _HOLDING = re.compile(r"NamespaceDeletion\w+|NamespaceContentRemaining|Namespace
 
 
 def _what_holds(space: Document) -> Iterator[str]:
-    """Yield why a namespace that is being deleted is still there: whose finalizers, and what the cluster says."""
+    """Yield why a namespace under deletion still exists: finalizers, and the cluster's messages."""
     if finalizers := space["metadata"].get("finalizers"):
         yield f"it has the finalizers {printable(', '.join(finalizers), 300)}"
     for each in (space.get("status") or {}).get("conditions") or []:
@@ -313,7 +313,7 @@ _CONDITIONS = {
 
 
 def observe_conditions(tenancy: Document, seen: TenancySeen, options: TenancyOptions) -> tuple[Verdict, ...]:
-    """Return each condition as it was observed, but for the summary."""
+    """Return each observed condition except the summary."""
     space = _observe_namespace(tenancy, seen.namespace)
     planned = plan_objects(tenancy, options)
     if space.holds and not is_as_planned(planned[0], seen.namespace):

@@ -1,4 +1,4 @@
-"""What the service says of itself over HTTP, without a credential: its document, whether it runs and is ready."""
+"""Facts about the service over HTTP, without a credential: its document, liveness and readiness."""
 
 from starlette.responses import JSONResponse, Response
 

@@ -12,7 +12,7 @@ _KEYS = "select id, tenancy, scopes, label, created, expires, revoked from keys 
 
 
 class ApiKey(NamedTuple):
-    """An API key as far as it is kept.  ``tenancy``: None for an admin's; times are seconds since 1970."""
+    """The stored part of an API key.  ``tenancy``: None for an admin's; times are seconds since 1970."""
 
     id: str
     tenancy: str | None
@@ -32,9 +32,9 @@ class ApiKeys:
     def add(
         self, tenancy: str | None, scopes: Sequence[str], label: str, expires: float | None
     ) -> tuple[str, ApiKey]:  # fmt: skip
-        """Make a key; returns it, this once, and what is kept of it.
+        """Make a key; returns it, only this once, and its stored part.
 
-        256 random bits: nothing can be guessed, so one round of SHA-256 is enough.
+        A key has 256 random bits and cannot be guessed, so one round of SHA-256 is enough.
         """
         made = ApiKey(secrets.token_hex(6), tenancy, tuple(scopes), label, self.clock(), expires, False)
         secret = secrets.token_urlsafe(32)

@@ -1,7 +1,7 @@
-"""Who asks: an API key of ours, or a token of the operator's identity provider (OpenID Connect).
+"""Authentication: by an API key of ours, or a token of the operator's identity provider (OpenID Connect).
 
-The tenancy comes from the credential.  Sources: RFC 6750 (bearer), RFC 7519 and RFC 8725 (tokens, and what goes wrong
-with them), OpenID Connect Discovery 1.0, RFC 7517 (keys).
+The tenancy comes from the credential.  Sources: RFC 6750 (bearer), RFC 7519 and RFC 8725 (tokens, and their pitfalls),
+OpenID Connect Discovery 1.0, RFC 7517 (keys).
 """
 
 import asyncio
@@ -32,7 +32,10 @@ LEEWAY = 30
 
 
 class Principal(NamedTuple):
-    """Who asks.  ``tenancy``: None for an admin; ``expires``: seconds since 1970; ``issuer``: of a token."""
+    """The authenticated caller.
+
+    ``tenancy``: None for an admin; ``expires``: seconds since 1970; ``issuer``: of a token.
+    """
 
     actor: str
     tenancy: str | None
@@ -65,7 +68,7 @@ class Principal(NamedTuple):
         return self.tenancy
 
     def narrow(self, named: str) -> str:
-        """Return the tenancy whose things a list shows; "" for those of all, which only an admin may see."""
+        """Return the tenancy whose items a list shows; "" for all tenancies, which only an admin may see."""
         return named if self.tenancy is None else self.choose_tenancy(named)
 
 
@@ -89,8 +92,8 @@ _UNREADABLE = (
 class TokenReader:
     """Reads tokens of one provider.  ``fetch``: gets a document; raises OSError.
 
-    Raises SettingsError (OCIGPU-CAAS-1) for options that would accept what nobody signed, or keys that anybody on the
-    way could exchange.
+    Raises SettingsError (OCIGPU-CAAS-1) for options that would accept unsigned tokens, or keys that a man in the middle
+    could exchange.
     """
 
     def __init__(self, options: OidcOptions, fetch: Fetch, clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,7 +138,7 @@ class TokenReader:
             raise Refusal("credential_invalid", "token: claim scope is neither words nor a list")
         asked = said.split() if isinstance(said, str) else said
         ours = tuple(scope for scope in TENANT_SCOPES if scope in asked)
-        # a provider that knows nothing of our scopes gives a tenant's; admin is never given by a token
+        # a provider without our scopes grants a tenant's; no token grants admin
         scopes = ours or (
             () if any(str(word).partition(":")[0] in ("containers", "logs") for word in asked) else TENANT_SCOPES
         )
@@ -144,13 +147,13 @@ class TokenReader:
         )
 
     async def _find_key(self, number: str) -> jwt.PyJWK:
-        """Return the provider's key of this number; its keys are read again for one that is new, but not for each."""
+        """Return the provider's key with this id; an unknown id makes it read the keys again, at a limited rate."""
         # one request asks the provider, once in a while; those whose key is known do not wait for its answer
         if number not in self._keys if self._reading.locked() else self._is_due(number):
             async with self._reading:
                 if self._is_due(number):
                     await self._refresh()
-        if number not in self._keys and self._problem:  # nobody can say whether the credential is good
+        if number not in self._keys and self._problem:  # the credential cannot be verified now
             raise Refusal("provider_unavailable", self._problem, retry_after=int(RETRY_SECONDS))
         if number not in self._keys:
             raise jwt.InvalidKeyError("its key is not one of the provider's")
@@ -182,13 +185,13 @@ class TokenReader:
             if one.get("use", "sig") == "sig" and one.get("kty") in ("RSA", "EC", "OKP"):
                 try:
                     found[str(one.get("kid") or "")] = jwt.PyJWK(one)
-                except jwt.PyJWTError:  # a kind of key of the future is nobody's error
+                except jwt.PyJWTError:  # an unknown future kind of key is not an error
                     continue
         return found
 
 
 def check_provider_url(url: str) -> None:
-    """Raise SettingsError (OCIGPU-CAAS-1) unless nobody on the way to this place can answer in its name."""
+    """Raise SettingsError (OCIGPU-CAAS-1) if a man in the middle could answer in the name of this place."""
     parts = urlsplit(url)
     if parts.scheme == "https" and parts.hostname:
         return
@@ -201,7 +204,7 @@ def check_provider_url(url: str) -> None:
 
 
 async def read_credential(header: str, store: CaasStore, tokens: Sequence[TokenReader]) -> Principal:
-    """Return who sends this Authorization header.
+    """Return the caller that this Authorization header identifies.
 
     Raises Refusal (credential_missing, credential_invalid, provider_unavailable).
     """

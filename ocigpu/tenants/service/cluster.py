@@ -1,6 +1,6 @@
-"""The cluster as the service needs it: tenancies and quotas read, objects of containers made, watched and removed.
+"""The service's access to the cluster: reads tenancies and quotas; makes, watches and removes containers' objects.
 
-It asks for nothing else; docs/tenants/CAAS.md lists the rights.  Sources: "Kubernetes API Concepts", API reference.
+It needs nothing else; docs/tenants/CAAS.md lists the rights.  Sources: "Kubernetes API Concepts", API reference.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ WATCH_SECONDS = 290
 
 
 class LogTransport(httpx.AsyncHTTPTransport):  # type: ignore[misc] # of Any: see httpx
-    """Connections for logs, as many as there are followers, which the service counts.
+    """Connections for logs, one for each follower; the service limits the followers.
 
-    A line that does not end is ended after MAX_LINE bytes: the library would keep it in memory, as long as it gets.
+    An overlong line is cut after MAX_LINE bytes, because the library would keep all of it in memory.
     """
 
     def __init__(self, verify: Any) -> None:
@@ -79,9 +79,9 @@ class ClusterError(Exception):
 
 
 class ClusterClient:
-    """Asks the API server.  Everything here raises ClusterError.
+    """Queries the API server.  All methods raise ClusterError.
 
-    ``logs``: another client for logs: who follows many of them takes no connection from the work on containers.
+    ``logs``: a separate client for logs, so that many followers do not use up the connections for work on containers.
     """
 
     def __init__(self, client: AsyncClient, logs: AsyncClient | None = None) -> None:
@@ -102,7 +102,7 @@ class ClusterClient:
             if isinstance(error.__cause__, Exception) and is_gone(error.__cause__, name):
                 return None
             raise Refusal("crd_version", f"the cluster serves no tenancies of {GROUP}/{VERSION}") from error
-        if not (found.get("metadata") or {}).get("uid"):  # something in between: nobody can say whose the name is
+        if not (found.get("metadata") or {}).get("uid"):  # an answer of a proxy: the owner is unknown
             raise ClusterError(0, f"tenancy {name}: the answer is not a tenancy")
         return found
 
@@ -123,11 +123,11 @@ class ClusterClient:
         return True
 
     async def announce(self, event: Mapping[str, Any]) -> None:
-        """Make an Event of ours; see announce.py."""
+        """Create an Event of the service; see announce.py."""
         await self._ask(self._client.create(NEWS(event)))
 
     async def delete(self, document: Mapping[str, Any]) -> bool:
-        """Remove an object; returns False for one that is gone."""
+        """Remove an object; returns False if it is already gone."""
         metadata = document["metadata"]
         place = {"namespace": metadata["namespace"]} if "namespace" in metadata else {}
         gone = self._client.delete(KINDS[document["kind"]], metadata["name"], **place)
@@ -187,11 +187,12 @@ class ClusterClient:
 
 
 class WatchCache:
-    """The objects of a kind as the cluster has them, while :meth:`run` does.
+    """A current copy of the cluster's objects of a kind, while :meth:`run` runs.
 
-    ``objects``: by namespace, "" for none, and name: labels are whoever's may write objects in any tenancy's namespace.
-    ``problem``: why they may be out of date.  ``ours``: those of the service alone; ``fields``: what those have
-    that are followed; ``take``: returns what is kept of one, None for nothing.
+    ``objects``: by namespace, "" for none, and name.  Labels are no key: every writer of objects in a tenancy's
+    namespace can set them.  ``problem``: why the objects may be out of date.  ``ours``: only those of the service;
+    ``fields``: the field values of the objects to follow; ``take``: returns the part of an object to keep, None to drop
+    it.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ def _as_cluster_error(error: Exception) -> ClusterError:
 
 
 def open_cluster(kubeconfig: str = "") -> ClusterClient:
-    """Return the cluster of this pod, or that of a kubeconfig; raises HostError (OCIGPU-CAAS-1)."""
+    """Return the cluster of this pod or of a kubeconfig; raises HostError (OCIGPU-CAAS-1)."""
     client = open_client(AsyncClient, kubeconfig, "OCIGPU-CAAS-1")
     config: Any = client.config
     logs = LogTransport(trust(config))

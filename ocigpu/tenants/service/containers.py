@@ -31,7 +31,7 @@ IdempotencyKey = Annotated[
     Header("Idempotency-Key"),
     Field(
         max_length=255,
-        json_schema_extra={"minLength": 1},  # an empty header is none
+        json_schema_extra={"minLength": 1},  # an empty header counts as missing
         description="with the same body it returns the same container for a day, however often it is sent"
         " (draft-ietf-httpapi-idempotency-key-header)",
     ),
@@ -41,7 +41,7 @@ IdempotencyKey = Annotated[
 async def create_container(
     request: ApiRequest, wanted: models.ContainerRequest, idempotency_key: IdempotencyKey = ""
 ) -> models.ContainerView:
-    """Accept a container, or answer again what was answered to the same Idempotency-Key."""
+    """Accept a container, or repeat the answer to the same Idempotency-Key."""
     tenancy = request.principal.choose_tenancy(wanted.tenancy)
     request.known["tenancy"] = tenancy
     key = read_idempotency_key(idempotency_key)
@@ -73,7 +73,7 @@ async def _create(
     check_share(made_of, quota)
     quotas = await read_quotas(request, tenancy)
     async with request.take_turn():
-        # nothing is waited for from here on: container and key are remembered together, or neither is
+        # no await from here on: container and key are stored together, or neither is
         check_quota(request, quotas, tenancy, made_of["gpus"])
         try:
             for ended in store.make_room(tenancy, len(request.body)):
@@ -141,7 +141,7 @@ async def show_container(
 async def _wait(request: ApiRequest, wanted: models.Lifecycle, seconds: float) -> StoredContainer | None:
     store, signal = request.service.store, request.service.reconciler.signal
     rank, end = models.LIFECYCLES.index(wanted), time.monotonic() + seconds
-    # whoever waits for success also wants to hear of failure
+    # a client that waits for success also needs to learn of failure
     with signal.subscribe() as heard:
         while True:
             heard.clear()
@@ -164,7 +164,7 @@ async def delete_container(request: ApiRequest) -> models.ContainerView:
 
 
 def check_request(wanted: models.ContainerRequest, tenancy: str, rules: TenantRules) -> dict[str, Any]:
-    """Return what is to be run and remembered of a request, without the values of secrets; raises Refusal."""
+    """Return the part of a request to run and store, without the values of secrets; raises Refusal."""
     image = parse_image(wanted.image)
     check_registry(image, rules.registries)
     wanted.check_gpus()
@@ -189,7 +189,7 @@ def check_request(wanted: models.ContainerRequest, tenancy: str, rules: TenantRu
 
 
 def secret_values(wanted: models.ContainerRequest, request: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is forgotten once it is in the cluster: variables, and the credentials for the image's registry."""
+    """Return the secrets, dropped once they are in the cluster: variables, credentials for the image's registry."""
     found = dict(wanted.secrets)
     if who := wanted.pull_credentials:
         found[DOCKER_CONFIG] = make_docker_config(parse_image(request["image"]).registry, who.username, who.password)
@@ -197,7 +197,7 @@ def secret_values(wanted: models.ContainerRequest, request: Mapping[str, Any]) -
 
 
 def check_share(request: Mapping[str, Any], quota: Mapping[str, Any]) -> None:
-    """Raise Refusal (quota_exceeded) for what is more than the tenancy may have for all of its containers."""
+    """Raise Refusal (quota_exceeded) for a request above the tenancy's limit for all of its containers."""
     for name, asked in (("cpu", request["cpus"]), ("memory", request["memory"])):
         most = parse_quantity(quota[name])
         if asked and most is not None and (parse_quantity(asked) or 0) > most:

@@ -1,4 +1,4 @@
-"""Where a list goes on: opaque to its reader, and of use only with the list that it was made for."""
+"""Cursors, where a list continues: opaque to the reader, and valid only for the list they were made for."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ def make_cursor(secret: bytes, last: str, filters: Mapping[str, str]) -> str:
 
 
 def read_cursor(secret: bytes, cursor: str, filters: Mapping[str, str]) -> str:
-    """Return the item after which the list goes on, "" without a cursor; raises Refusal (cursor_invalid)."""
+    """Return the item after which the list continues, "" without a cursor; raises Refusal (cursor_invalid)."""
     if not cursor:
         return ""
     try:

@@ -22,9 +22,9 @@ VERSION = 3
 class Database:
     """An open file.  ``serving``: no other process may open it for serving meanwhile; API keys may be made beside it.
 
-    ``secret``: random bytes that stay the same for the life of the file; ``unclean``: values that were deleted may be
-    left in the log of changes.  Raises HostError (OCIGPU-CAAS-1) if the file cannot be opened, is of a newer version,
-    or is being served.
+    ``secret``: random bytes that stay the same for the life of the file; ``unclean``: the log of changes may still
+    contain deleted values.  Raises HostError (OCIGPU-CAAS-1) if the file cannot be opened, is of a newer version, or is
+    being served.
     """
 
     def __init__(self, directory: str, serving: bool = False) -> None:
@@ -41,7 +41,7 @@ class Database:
                     raise HostError("OCIGPU-CAAS-1", f"{path}: another service uses it", "one service at a time")
             os.close(lock_file(path))
             self._base = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-            # what was deleted is overwritten: values of secrets; FULL: an answer is given for what is on the disk
+            # deleted data is overwritten: values of secrets; FULL: an answer is sent once its data is on the disk
             for pragma in ("journal_mode = wal", "synchronous = full", "secure_delete = on"):
                 self.read(f"pragma {pragma}")
             with self.change() as base:
@@ -82,7 +82,7 @@ class Database:
             return self._base.execute(text, values).fetchall()
 
     def clean(self) -> None:
-        """Empty the log of changes (WAL), where deleted values stay; while somebody reads the file, the next call does.
+        """Empty the log of changes (WAL), which keeps deleted values; during a read of the file, the next call does it.
 
         Source: "PRAGMA wal_checkpoint", TRUNCATE.
         """
@@ -98,7 +98,7 @@ class Database:
         self.unclean = bool(busy)
 
     def has_space(self, size: int) -> bool:
-        """Tell whether the disk has room for so many bytes more; space in the file that was freed is used again."""
+        """Tell whether the disk has room for this many more bytes; freed space in the file is used again."""
         disk = os.statvfs(self._directory)
         unused = self.read("select freelist_count * page_size from pragma_freelist_count, pragma_page_size")[0][0]
         return int(disk.f_bavail * disk.f_frsize + unused) >= size

@@ -1,4 +1,4 @@
-"""The table of what is served: which function answers a method of a path, and the OpenAPI document made of both."""
+"""The table of endpoints: the handler for each method of a path, and the OpenAPI document made from both."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,10 +15,10 @@ from ocigpu.tenants.service.request import STREAM, Answer
 class Endpoint(NamedTuple):
     """A method of a path.
 
-    ``handler``: answers, from an ApiRequest and what its signature takes; ``scope``: "" for any credential, None for
-    none at all; ``status``: of an answer that is a model; ``media``: of all answers; ``problems``: codes beyond those
-    that every request can get; ``waits``: for the cluster or for a change, and so takes its turn only where it does
-    not.
+    ``handler``: answers, from an ApiRequest and the parameters in its signature; ``scope``: "" for any credential, None
+    if none is required; ``status``: of an answer that is a model; ``media``: of all answers; ``problems``: codes beyond
+    those that every request can get; ``waits``: the handler waits for the cluster or for a change, and so takes a turn
+    only for its other parts.
     """
 
     method: str

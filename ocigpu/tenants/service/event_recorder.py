@@ -69,7 +69,7 @@ class EventRecorder:
 
 
 def news_of(event: StoredEvent) -> str:
-    """Return the reason of the cluster's Event, "" if none is written."""
+    """Return the reason of the cluster's Event, "" for no Event."""
     if event.kind != "changed":
         return event.kind.capitalize()
     if event.reason in REFUSED or event.lifecycle == "failed":

@@ -54,7 +54,7 @@ async def follow_events(
 
 
 def _read_last(header: str, after: int) -> int:
-    """Return the event to go on after: the header that browsers send, else the parameter."""
+    """Return the event after which to continue: from the header that browsers send, else the parameter."""
     if header and not re.fullmatch(r"[0-9]{1,18}", header):
         raise Refusal("parameter_invalid", f"Last-Event-ID {quoted(header, 80)}: not the id of an event")
     return int(header) if header else after
@@ -100,7 +100,7 @@ def make_overview(request: ApiRequest) -> models.OverviewView:
 
 
 async def _share_overview(request: ApiRequest) -> str:
-    """Return the overview for a stream; those who see the same share what was made since the last change."""
+    """Return the overview for a stream; streams with equal rights share the one made since the last change."""
     service, sees = request.service, (request.principal.tenancy or "", request.principal.may("fleet:read"))
     async with request.take_turn():
         changes, now = service.reconciler.signal.count, time.monotonic()
@@ -120,6 +120,6 @@ async def _overviews(request: ApiRequest) -> AsyncIterator[str]:
             text = await _share_overview(request)
             now = hashlib.sha256(text.encode()).digest()
             yield f"event: overview\ndata: {text}\n\n" if now != before else ": nothing new\n\n"
-            before, text = now, ""  # it is large, and whoever reads it may take long
+            before, text = now, ""  # it is large, and its reader may take long
             if await wait_at_most(heard, KEEP_ALIVE):
                 await asyncio.sleep(SETTLE)  # changes come in groups

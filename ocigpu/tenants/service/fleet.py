@@ -1,4 +1,4 @@
-"""Nodes, their GPUs and the GPUs' leases as the cluster shows them now, for who may see them.
+"""Nodes, their GPUs and the GPUs' leases as the cluster shows them now, for callers who may see them.
 
 The node's journal is the truth of a lease (docs/tenants/LEASES.md); the object GPULease follows it, and this shows the
 object.
@@ -30,7 +30,7 @@ class Fleet:
         return [each.problem for each in self._followed.values()]
 
     def is_gone(self, node: str) -> bool:
-        """Whether the cluster has no node of this name; False while nobody can say."""
+        """Whether the cluster has no node of this name; False while that is unknown."""
         nodes = self._followed["Node"]
         return not nodes.problem and ("", node) not in nodes.objects
 

@@ -1,6 +1,6 @@
-"""Health on a port of its own: a thread that shares nothing with the one that answers requests.
+"""Health on a separate port: a thread that shares nothing with the one that answers requests.
 
-Whatever holds that one up, the kubelet is answered: it ends a service that is dead, and none that is busy.
+So the kubelet gets an answer even while requests are held up: it ends a dead service, not a busy one.
 """
 
 import threading

@@ -1,10 +1,9 @@
 """References of images, as engines read them: [REGISTRY/]REPOSITORY[:TAG][@DIGEST].
 
-Source: grammar and normalizing of github.com/distribution/reference; what has no registry is of docker.io, one word
-there of library/.  Where that grammar takes a first word for a part of the repository that an engine then asks as a
-host (a_b.c/x), there is no reference here.
-Nothing is fetched here: the kubelet is the first to ask a registry, from the node's network, so which registries those
-may be is decided before.
+Source: grammar and normalizing of github.com/distribution/reference; a name without a registry belongs to docker.io,
+and there a single word to library/.  In some names the grammar takes the first word for a part of the repository, but
+an engine then contacts it as a host (a_b.c/x): such names are not accepted here.  Nothing is fetched here.  The kubelet
+is the first to contact a registry, from the node's network, so the permitted registries are checked before.
 """
 
 import re

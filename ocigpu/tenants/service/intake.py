@@ -1,7 +1,7 @@
-"""What of a request is read, and how much of the service one credential gets: its body's size, how often, whose turn.
+"""Limits on requests: the size of a body, the rate of a credential, and turns at the shared thread.
 
-One thread answers everybody.  What a request can make it do is bounded before it does it; what still takes
-milliseconds is done for one request at a time, and between two of them whatever else is ready goes first.
+One thread answers all clients.  The work of a request is bounded before it is done.  Work that still takes milliseconds
+is done for one request at a time, and between two of them everything else that is ready goes first.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ _TOKEN = re.compile(rb'(")(?:[^"\\]++|\\.)*+"?|([\[{])|([\]}])|[,:]|[ \t\r\n]++|
 
 
 def check_shape(body: bytes) -> None:
-    """Refuse a body that is larger in number than what any request takes, before anything is made of it.
+    """Refuse a body with more values than any request needs, before it is parsed.
 
-    Raises Refusal (request_invalid); whether it is JSON is left to who reads it.
+    Raises Refusal (request_invalid); the reader checks whether it is JSON.
     """
     values = depth = 0
     for count, token in enumerate(_TOKEN.finditer(body)):
@@ -78,7 +78,7 @@ async def read_body(request: Request) -> bytes:
 
 
 async def throw_away_body(request: Request) -> None:
-    """Read what is left of a body that nobody wants: who is cut off while he sends does not read why."""
+    """Read the rest of an unused body: a client that is cut off while it sends does not read the reason."""
     size = 0
     # RuntimeError: it was read to its end
     with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):
@@ -90,7 +90,7 @@ async def throw_away_body(request: Request) -> None:
 
 
 def read_model(model: type[BaseModel], body: bytes) -> BaseModel:
-    """Return what a body says; raises Refusal (request_invalid) that names each wrong place, and no value."""
+    """Return the model in a body; raises Refusal (request_invalid) that names each wrong place, but no value."""
     check_shape(body)
     try:
         value = rawjson.parse(body.decode("utf-8-sig"))  # a mark at the begin may be ignored: RFC 8259 section 8.1
@@ -126,14 +126,14 @@ class Turns:
         own = self.waiting_by_owner.get(who) or asyncio.Lock()
         self.waiting_by_owner[who] = own
         async with own, self._all:
-            await asyncio.sleep(0)  # whatever is ready goes first, and who comes meanwhile stands behind
+            await asyncio.sleep(0)  # everything ready goes first, and newcomers queue behind
             yield
 
 
 class Rates:
-    """Counts what each credential asks for: ``rate`` a second, and what it has left of the last seconds (BURST).
+    """Limits the requests of each credential: ``rate`` a second, plus the unused ones of the last BURST seconds.
 
-    What one request costs may be more than that; then the next ones wait for longer.
+    A request may cost more than that; then the next ones wait longer.
     """
 
     BURST = 4.0

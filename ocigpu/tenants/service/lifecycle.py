@@ -1,7 +1,7 @@
-"""What a pod of ours says about its container: pure, from the pod and its events.
+"""The state of a container, from its pod and the pod's events.  Pure.
 
-Two axes: where the container is in its life, and a reason that does not change its name.  Sources: "Pod Lifecycle" and
-the API reference of Kubernetes for phases, conditions and reasons; pkg/kubelet/events/event.go for those of events.
+The state has two axes: the phase of the container's life, and a reason with a stable name.  Sources: "Pod Lifecycle"
+and the API reference of Kubernetes for phases, conditions and reasons; pkg/kubelet/events/event.go for those of events.
 The order of a start with Kata: node chosen, virtual machine up (PodReadyToStartContainers), image pulled, container
 started.
 """
@@ -47,7 +47,7 @@ Fields = Mapping[str, Any]
 
 
 def read_standing(pod: Fields, accepted: float, events: Sequence[Fields] = ()) -> ContainerStanding:
-    """Return what a pod and its events say.  ``accepted``: when the container was asked for."""
+    """Return the state that a pod and its events show.  ``accepted``: when the container was requested."""
     status = pod.get("status") or {}
     statuses: Sequence[Fields] = status.get("containerStatuses") or ()
     container: Fields = next((one for one in statuses if one.get("name") == MAIN), {})
@@ -116,13 +116,13 @@ def _judge_ended(phase: str, status: Fields, ended: Fields) -> tuple[Lifecycle, 
     if reason:
         known = _POD_REASONS.get(reason, "gpu_unavailable" if reason.startswith("OutOf") else "unknown")
         return "failed", known, _text(f"{'' if known != 'unknown' else reason + ': '}{status.get('message') or ''}")
-    if not ended and (why := _why_disrupted(status)):  # nobody was there to say how its container ended
+    if not ended and (why := _why_disrupted(status)):  # no kubelet was there to report how its container ended
         return "failed", *why
     return "failed", *_why_ended(ended)
 
 
 def _why_disrupted(status: Fields) -> tuple[str, str] | None:
-    """Return reason and detail of who ends a pod, None for nobody: "Disruptions", pod disruption conditions."""
+    """Return reason and detail of a pod's disruption, None without one: "Disruptions", pod disruption conditions."""
     for one in _conditions(status):
         if one.get("type") == "DisruptionTarget" and one.get("status") == "True":
             return _DISRUPTIONS.get(str(one.get("reason")), "evicted"), _text(one.get("message"))
@@ -130,9 +130,7 @@ def _why_disrupted(status: Fields) -> tuple[str, str] | None:
 
 
 def _why_ended(ended: Fields) -> tuple[str, str]:
-    """Return reason and detail.  The message of a container that ran is the container's: who may not read its logs
-    does not read it here.
-    """
+    """Return reason and detail, without the message of a container that ran: only readers of its logs may see it."""
     if ended.get("reason") == "OOMKilled":
         return "oom_killed", ""
     if ended.get("reason") in ("ContainerCannotRun", "StartError"):
@@ -166,7 +164,7 @@ def _phases(
     up = pulling if pulling is not None and (up is None or up > pulling) else up
     if up is not None:
         yield "vm_boot", max(0.0, up - scheduled)
-    if pulled is not None:  # an image that was there is "pulled" without having been
+    if pulled is not None:  # an image already on the node is reported as "pulled", too
         yield "pull", max(0.0, pulled - (pulling if pulling is not None else pulled))
         if standing.started is not None:
             yield "start", max(0.0, standing.started - pulled)
@@ -195,7 +193,7 @@ def _event_time(event: Fields) -> float | None:
 
 
 def read_time(text: Any) -> float | None:
-    """Return seconds since 1970 of RFC 3339's form, None for what is no time."""
+    """Return seconds since 1970 from RFC 3339's form, None for an invalid time."""
     try:
         return datetime.fromisoformat(str(text)).timestamp() if text else None
     except ValueError:

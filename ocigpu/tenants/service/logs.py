@@ -26,9 +26,9 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\
 
 
 class LogWindow(NamedTuple):
-    """Which lines of a log are wanted.
+    """The requested lines of a log.
 
-    ``follow``: also those to come; ``tail``: only so many from the end; ``since``: only from this time on, in seconds
+    ``follow``: also future lines; ``tail``: only this many from the end; ``since``: only from this time on, in seconds
     since 1970; ``last``: only those after the line with this id, "" for all.
     """
 
@@ -58,7 +58,7 @@ async def read_logs(
             shown = f"{at} {text}" if timestamps else text
             yield f"id: {number}\ndata: {shown}\n\n" if in_events else f"{shown}\n"
             count += 1
-            if not count % LINES:  # as many as there are may come without anything being waited for
+            if not count % LINES:  # all buffered lines may come without an await
                 await asyncio.sleep(0)
         if in_events:
             yield "event: end\ndata:\n\n"

@@ -1,7 +1,8 @@
 """Query parameters and headers, from the signatures of handlers: their values in a request, their schemas.
 
 A handler's first parameter is its ApiRequest.  A model among the others is the body; each of the rest is a query
-parameter of that name, or the header that its annotation names.  The annotation is pydantic's, and says all about it.
+parameter of that name, or the header that its annotation names.  The annotation is pydantic's, and describes it
+completely.
 """
 
 import functools
@@ -86,7 +87,7 @@ class RequestParameter:
 
 
 class HandlerSignature(NamedTuple):
-    """What the signature of a handler says.
+    """The parts of a handler's signature.
 
     ``body``: the name of the parameter that takes the body, "" for none; ``takes``: its model; ``gives``: the model of
     the answer.
@@ -100,7 +101,7 @@ class HandlerSignature(NamedTuple):
 
 @functools.cache
 def signature_of(handler: Callable[..., Any]) -> HandlerSignature:
-    """Return what the signature of a handler says."""
+    """Return the parts of a handler's signature."""
     body, takes, parameters = "", None, []
     for name, kind, default, notes in parameters_in(handler)[1:]:
         if _is_model(kind):

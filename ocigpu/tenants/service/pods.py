@@ -1,6 +1,6 @@
-"""The Kubernetes objects of a container: pure, and the same container gives the same objects.
+"""The Kubernetes objects of a container: pure, so the same container always yields the same objects.
 
-Their names come of its id, so whoever makes them again after a crash meets those that are there.
+Their names derive from its id, so a retry after a crash finds the existing ones.
 """
 
 import base64
@@ -25,10 +25,10 @@ _UNITS = (("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("
 
 
 class PodOptions(NamedTuple):
-    """What the operator decides for every container.
+    """The operator's options for all containers.
 
     ``exports``: of NFS, "SERVER:/PATH" with {tenancy} where its name stands; ``pull_policy``: a node has images that
-    others have pulled with their credentials, so unless that is Always who has none can run them.
+    other tenants pulled with their credentials; unless the policy is Always, tenants without credentials can run them.
     """
 
     runtime_class: str = "kata-qemu-nvidia-gpu"
@@ -40,7 +40,7 @@ class PodOptions(NamedTuple):
 
 
 class ContainerPlan(NamedTuple):
-    """A container that was accepted; ``request``: what was asked for, secrets by name."""
+    """An accepted container; ``request``: the request, with secrets by name."""
 
     id: str
     tenancy: str
@@ -53,7 +53,7 @@ def object_name(container: str) -> str:
 
 
 def plan_secrets(plan: ContainerPlan, values: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the objects that hold a container's secret variables, and who pulls its image."""
+    """Return the objects for a container's secret variables and for the credentials that pull its image."""
     found = []
     variables = {name: value for name, value in values.items() if name != DOCKER_CONFIG}
     if plan.request["secrets"]:
@@ -77,10 +77,11 @@ def make_docker_config(registry: str, username: str, password: str) -> str:
 
 
 def find_export(server: str, path: str, tenancy: str, exports: Sequence[str]) -> tuple[str, str] | None:
-    """Return the directory that the node mounts, and what of it goes into the container; None: not a tenancy's.
+    """Return the directory that the node mounts, and its part for the container; None: not a tenancy's.
 
-    The node mounts what the operator named.  What is below it is the tenant's to make, also as a link to a directory
-    of another tenancy on the same server, which mounting would follow; the kubelet follows none out of a volume.
+    The node mounts only the directory that the operator named.  The tenant controls everything below it, and may make a
+    link to a directory of another tenancy on the same server, which mounting would follow.  The kubelet follows no link
+    out of a volume.
     """
     place = f"{server}:{path.rstrip('/')}/"
     for export in exports:
@@ -125,8 +126,8 @@ def plan_volumes(plan: ContainerPlan, options: PodOptions) -> list[dict[str, Any
 def plan_limits(request: Mapping[str, Any], options: PodOptions, spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the limits of a container, by which its VM is sized.
 
-    Processors and memory are what was asked for, else the operator's for each GPU, else the tenancy's: what ``spec``
-    gives a container that requests nothing is for one GPU, and all together is within its quota.
+    Processors and memory come from the request, else from the operator's values for each GPU, else from the tenancy.
+    The tenancy's ``spec`` gives the values for one GPU, and the total stays within its quota.
     """
     gpus = request["gpus"]
     limits = {options.resource: str(gpus)}
@@ -139,13 +140,13 @@ def plan_limits(request: Mapping[str, Any], options: PodOptions, spec: Mapping[s
         elif each:
             digits = each.rstrip("KMGTi")
             limits[name] = f"{int(digits) * gpus}{each[len(digits) :]}"
-        elif spec and gpus > 1:  # one: the namespace's LimitRange says so
+        elif spec and gpus > 1:  # one GPU: the namespace's LimitRange applies
             limits[name] = _grow(spec["container"][name], gpus, spec["quota"][name])
     return limits
 
 
 def _grow(each: Any, count: int, most: Any) -> str:
-    """Return so many times a quantity, at most an eighth less than another: the machine's overhead counts, too."""
+    """Return a multiple of a quantity, at most another one less an eighth: the machine's overhead counts, too."""
     one, limit = parse_quantity(each), parse_quantity(most)
     if one is None or limit is None:
         return str(each)
@@ -215,7 +216,7 @@ def size_of(texts: Iterable[str]) -> int:
 
 
 def _literal(text: str) -> str:
-    """Keep what is given: Kubernetes would put variables in the place of $(NAME), and $ for $$."""
+    """Keep a text literal: Kubernetes would replace $(NAME) by a variable, and $$ by $."""
     return text.replace("$", "$$")
 
 

@@ -397,7 +397,7 @@ def plan_of(container: StoredContainer) -> ContainerPlan:
 
 
 def phase_of(tenancy: Mapping[str, Any] | None) -> str:
-    """Return the phase of a tenancy: Terminating once its deletion was requested, "" while none is set."""
+    """Return the phase of a tenancy: Terminating once its deletion was requested, "" before one is set."""
     if tenancy is None:
         return "deleted"
     deleting = tenancy["metadata"].get("deletionTimestamp")

@@ -47,10 +47,10 @@ class TenantRules(NamedTuple):
 
 
 class ServiceState:
-    """What handlers work with, and what the requests of a service share.
+    """The tools of handlers, and the state that the requests of a service share.
 
     ``document``: of the interface, as JSON; ``in_flight``: tenancies and Idempotency-Keys that are being answered;
-    ``streams``: how many each tenancy or admin has open; ``overviews``: the latest, by who sees the same.
+    ``streams``: the number of open ones of each tenancy or admin; ``overviews``: the latest, by rights.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ServiceState:
 class ApiRequest(NamedTuple):
     """A request whose credential, parameters and body were checked.
 
-    ``body``: as it was sent; ``headers``: of its answer, if that is a model; ``known``: what the audit says of it.
+    ``body``: as it was sent; ``headers``: of its answer, if that is a model; ``known``: its fields in the audit.
     """
 
     http: Request

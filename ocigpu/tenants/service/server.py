@@ -1,4 +1,4 @@
-"""``ocigpu caas serve``: options, and the program that serves until it is told to end."""
+"""``ocigpu caas serve``: options, and the program that serves until it is stopped."""
 
 import asyncio
 import contextlib
@@ -52,10 +52,10 @@ BEAT = 1.0
 
 
 class ServiceOptions(NamedTuple):
-    """What the operator decides.
+    """The operator's options.
 
     ``listen``: HOST:PORT; ``state``: directory of the store; ``tls``: files of certificate and key, () for none;
-    ``insecure``: plain HTTP for everybody, behind a proxy that has TLS; ``audit``: file, "" for the log; ``health``:
+    ``insecure``: plain HTTP for all clients, behind a proxy with TLS; ``audit``: file, "" for the log; ``health``:
     HOST:PORT for probes alone, "" for none.
     """
 
@@ -92,7 +92,7 @@ class UvicornServer(uvicorn.Server):
 
 
 class RequestParser(h11.Connection):
-    """Takes so many parts of a body and no more: a credential is looked at only once they have been read."""
+    """Limits the number of parts of a body, because a credential is checked only after they have been read."""
 
     _chunks = 0
 
@@ -109,9 +109,9 @@ class RequestParser(h11.Connection):
 
 
 class HttpProtocol(H11Protocol):
-    """Ends connections on which no request comes, and those whose answer nobody reads, unless he showed a credential.
+    """Ends connections without a request, and those with an unread answer to a client without a credential.
 
-    Nobody who sends or takes one letter a minute needs a credential for it.
+    Otherwise clients that send or read one character a minute would hold connections without a credential.
     """
 
     _seen: Any = None
@@ -122,7 +122,7 @@ class HttpProtocol(H11Protocol):
 
     @property
     def is_known(self) -> bool:
-        """Whether who showed a credential is being answered."""
+        """Whether a client with a credential is being answered."""
         return self.cycle is not None and not self.cycle.response_complete and KNOWN in self.cycle.scope
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -131,7 +131,7 @@ class HttpProtocol(H11Protocol):
         self._watch = self.loop.call_later(REQUEST_SECONDS, self._close_if_stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, see uvicorn; nothing that was read is kept until somebody looks."""
+        """End, see uvicorn; drops the unread input."""
         self._watch.cancel()
         super().connection_lost(exc)
 
@@ -148,8 +148,8 @@ class HttpProtocol(H11Protocol):
 class CaasServer:
     """The service; :meth:`run` works until SIGTERM, SIGINT or SIGQUIT.
 
-    Raises SettingsError and HostError (OCIGPU-CAAS-1) for options that are wrong or dangerous, a cluster, a store or an
-    address that cannot be had; then nothing was made.  ``cluster``: in place of the one that the options name.
+    Raises SettingsError and HostError (OCIGPU-CAAS-1) for options that are wrong or dangerous, and for a cluster, store
+    or address that is not available; then nothing was made.  ``cluster``: replaces the one that the options name.
     """
 
     def __init__(self, options: ServiceOptions, log: ServiceLog, cluster: ClusterClient | None = None) -> None:
@@ -259,7 +259,7 @@ class CaasServer:
             await asyncio.sleep(BEAT)
 
     async def _renew(self, context: ssl.SSLContext | None) -> None:
-        """Take up a renewed certificate, for new connections; one that is unusable leaves the former in force."""
+        """Load a renewed certificate for new connections; an unusable one leaves the former in force."""
         paths = self.options.tls
         known = [file_state(path) for path in paths]
         while context:
@@ -277,7 +277,7 @@ class CaasServer:
             self.log("info", f"certificate {paths[0]}: renewed")
 
     def _ended(self, work: "asyncio.Task[None]") -> None:
-        """Without what keeps the cluster, nothing is served: whoever started us starts us again."""
+        """Stop the service after a failure of the reconciler; the parent restarts the service."""
         if not work.cancelled() and (error := work.exception()):
             self.log("error", f"reconciler: {type(error).__name__}: {error}")
             self.stop()
@@ -346,7 +346,7 @@ def _is_loopback(host: str) -> bool:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_arguments: Any) -> None:
-        """Follow none: the place that was checked is the one that answers."""
+        """Follow no redirect: only the checked place may answer."""
 
 
 async def fetch(url: str) -> bytes:

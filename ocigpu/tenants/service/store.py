@@ -45,9 +45,9 @@ _DELETING = "update containers set deleting = 1, version = version + 1 where id 
 
 
 class StoreLimits(NamedTuple):
-    """What is kept of one tenancy: containers, and bytes of their requests and logs.
+    """The storage limits of one tenancy: containers, and bytes of their requests and logs.
 
-    ``reserve``: bytes of the file system that no new container takes: what becomes of those that are there needs them.
+    ``reserve``: bytes of the file system that new containers must not use; the records of existing ones need them.
     """
 
     containers: int = 1000
@@ -60,11 +60,11 @@ class StoreFullError(Exception):
 
 
 class StoredContainer(NamedTuple):
-    """A container as it is remembered.
+    """A stored container.
 
-    ``text``: of ``request``, what was asked for, secrets by name, which is read when it is needed: it can have
-    1 MiB; ``secrets``: values until they are in the cluster; ``made``: its pod was there; ``gone``: it was deleted and
-    nothing of it is left.
+    ``text``: of ``request``, with secrets by name; it is parsed only when needed, because it can have 1 MiB;
+    ``secrets``: values until they are in the cluster; ``made``: its pod existed; ``gone``: it was deleted and nothing
+    of it is left.
     """
 
     id: str
@@ -80,7 +80,7 @@ class StoredContainer(NamedTuple):
 
     @property
     def request(self) -> Mapping[str, Any]:
-        """What was asked for."""
+        """The request."""
         found: Mapping[str, Any] = json.loads(self.text)
         return found
 
@@ -123,10 +123,10 @@ class CaasStore:
     # containers
 
     def make_room(self, tenancy: str, size: int) -> list[str]:
-        """Make room for a container of a tenancy whose request has so many bytes.
+        """Make room for a tenancy's container with a request of this many bytes.
 
-        What is gone is forgotten, with its Idempotency-Key; returns the containers that have ended and are to be
-        deleted now, the oldest first.  Raises StoreFullError, and changes nothing, where that is not enough.
+        Containers that are gone are removed with their Idempotency-Keys.  Returns the ended containers to delete now,
+        the oldest first.  Raises StoreFullError, and changes nothing, if that is not enough.
         """
         if not self.database.has_space(self.limits.reserve + size):
             raise StoreFullError("store_full")
@@ -187,7 +187,7 @@ class CaasStore:
         return Replay(rows[0][0], hmac.compare_digest(rows[0][1], self._hash(body))) if rows else None
 
     def _hash(self, text: bytes) -> bytes:
-        """Keyed: a body has secrets in it, some of which could be guessed."""
+        """The hash is keyed, because a body contains secrets, and some of them could be guessed."""
         return hmac.digest(self.database.secret, text, hashlib.sha256)
 
     def find(self, container: str) -> StoredContainer | None:
@@ -200,7 +200,7 @@ class CaasStore:
         return str(rows[0][0]) if rows else ""
 
     def find_any(self, container: str) -> StoredContainer | None:
-        """Return a container, also one that is gone."""
+        """Return a container, also a deleted one."""
         return next(iter(self._containers("id = ?", (container,))), None)
 
     def list_containers(
@@ -252,9 +252,9 @@ class CaasStore:
         self.database.clean()
 
     def note_standing(self, container: str, standing: ContainerStanding) -> bool:
-        """Remember where a container is; an event when lifecycle or reason changed, and returns whether so.
+        """Store the state of a container; adds an event if lifecycle or reason changed, and returns whether it did.
 
-        What is final stays; and a phase that was known is known.
+        A final state stays, and a known phase is not lost.
         """
         with self.database.change() as base:
             found = self.find(container)
@@ -288,7 +288,7 @@ class CaasStore:
             base.execute(_DELETING, (container,))
 
     def note_gone(self, container: str) -> None:
-        """Nothing of it is left in the cluster."""
+        """Record that nothing of a container is left in the cluster."""
         with self.database.change() as base:
             found = self.find(container)
             if not found:
@@ -317,11 +317,11 @@ class CaasStore:
                     base.execute("delete from logs where container = ?", (number,))
 
     def read_log(self, container: str) -> bytes | None:
-        """Return what was kept of a container's output."""
+        """Return the stored part of a container's output."""
         rows = self.database.read("select text from logs where container = ?", (container,))
         return bytes(rows[0][0]) if rows else None
 
-    # who a name is
+    # which tenancy has a name
 
     def list_tenancies(self) -> list[str]:
         """Return the names of tenancies that keys or containers are of."""
@@ -332,10 +332,10 @@ class CaasStore:
         return [name for (name,) in found if FORMER not in name]
 
     def note_tenancy(self, name: str, uid: str, created: float = float("inf")) -> list[str]:
-        """Remember which tenancy has a name, "" for none, and since when.
+        """Store which tenancy has a name, "" for none, and since when.
 
-        What another one of this name had before is nobody's from then on: its keys are revoked, its containers, which
-        are returned, are deleted.  A name may be given to the next customer.
+        A former tenancy of this name loses everything: its keys are revoked, and its containers are deleted and
+        returned.  So a name may be given to the next customer.
         """
         with self.database.change() as base:
             found = base.execute("select uid from tenancies where name = ?", (name,)).fetchone()
@@ -360,9 +360,9 @@ class CaasStore:
     # a day later
 
     def forget(self) -> bool:
-        """Remove what nobody will ask for again: old Idempotency-Keys, some of the containers that are long gone.
+        """Remove data that no request needs any more: old Idempotency-Keys, some of the long deleted containers.
 
-        Returns whether there are more of them: what is removed is overwritten, and one can have 1 MiB.
+        Returns whether more of them are left: a call is limited because removal overwrites up to 1 MiB for each.
         """
         with self.database.change() as base:
             base.execute("delete from idempotency where expires <= ?", (self.clock(),))

@@ -1,4 +1,4 @@
-"""Tenancies, as requests meet them: whether one may run containers, what it may use, and who makes a new one."""
+"""Requests about tenancies: whether one may run containers, its quota, and the creation of a new one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -88,6 +88,6 @@ def check_quota(request: ApiRequest, quotas: Sequence[models.QuotaView], tenancy
 
 
 def _count(quantity: str) -> float:
-    """Return a number of devices; what is none counts as no limit."""
+    """Return a number of devices; an invalid one counts as no limit."""
     number = parse_quantity(quantity)
     return math.inf if number is None else float(number)

@@ -47,7 +47,7 @@ _SECURITY = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class PathPattern:
-    """What is served at a path: what a request takes it has until its answer is sent, or cannot be."""
+    """The service at a path: a request holds its resources until its answer is sent, or sending fails."""
 
     def __init__(self, serve: Callable[[Request], Awaitable[Response]]) -> None:
         self._serve = serve
@@ -75,7 +75,7 @@ class Api:
         self._types: Mapping[type[BaseModel], type[BaseModel]] = {
             models.ContainerRequest: models.ContainerRequest.of_service(rules.gpus)
         }
-        document = JSONResponse(make_document(self._types)).body  # made once: whoever asks for it needs no credential
+        document = JSONResponse(make_document(self._types)).body  # made once: requests for it need no credential
         self._service = ServiceState(store, reconciler, rules, fleet, bytes(document))
         self._tokens, self._log, self._audit = tokens, log, audit
         self._requests: Counter[str] = Counter()
@@ -116,7 +116,7 @@ class Api:
             answer, result = _refuse(problem, request_id), problem.code
             if endpoint.signature.takes and problem.code not in NOT_READ:
                 await throw_away_body(request)
-        except Exception as error:  # noqa: BLE001 - the caller gets an answer that shows nothing of the inside
+        except Exception as error:  # noqa: BLE001 - the caller gets an answer without internal details
             self._log("error", f"{endpoint.name}: {type(error).__name__}: {error}", request_id=request_id)
             answer, result = _refuse(Refusal("internal"), request_id), "internal"
         for name, value in {**_SECURITY, "X-Request-Id": request_id}.items():
