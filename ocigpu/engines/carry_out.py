@@ -45,10 +45,10 @@ def check_plan(root: Root, plan: EnginePlan) -> str:
 
 
 def carry_out(root: Root, plan: EnginePlan) -> None:
-    """Write and remove what a plan says; if a step fails, those before it are undone.
+    """Write and remove files as planned; if a step fails, earlier steps are undone.
 
-    The record is written before the file: a process that is killed between the two leaves a record of changes that
-    are not there.  Raises OcigpuError OCIGPU-ENG-4, also when a file is not the one that the plan was made for.
+    The record is written before the file: a process that is killed between the two leaves a record of missing changes.
+    Raises OcigpuError OCIGPU-ENG-4, also when a file has changed since the plan was made.
     """
     for edit in plan.edits:
         if root.read(edit.file.path).text != edit.file.text:
@@ -110,12 +110,12 @@ def _put(root: Root, file: EngineFile, text: str | None) -> None:
 
 
 def remaining_step(options: ConfigureOptions, plan: EnginePlan) -> str:
-    """Return what makes the engine use the changed files, "" when nothing is left for the operator to do.
+    """Return the step that makes the engine use the changed files, "" if the operator has nothing left to do.
 
-    dockerd takes runtimes and a default runtime by a reload, switches of features at its start (docs.docker.com,
-    "dockerd": configuration reload behavior); it looks for the hook of --gpus only then, too (moby,
-    daemon/nvidia_linux.go: init).  It never takes a default away by a reload, and Docker 20.10 crashes when the runtime
-    of that name is gone: a removal needs a restart.
+    dockerd reads runtimes and a default runtime at a reload, but feature switches only at its start (docs.docker.com,
+    "dockerd": configuration reload behavior).  It looks for the hook of --gpus only at its start, too (moby,
+    daemon/nvidia_linux.go: init).  A reload never removes a default, and Docker 20.10 crashes when the runtime of that
+    name is gone, so a removal needs a restart.
     """
     if options.engine == "podman":
         return ""

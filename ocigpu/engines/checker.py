@@ -16,7 +16,7 @@ _SECONDS = 60
 
 
 def program_version(root: str, engine: str) -> tuple[int, int] | None:
-    """Return (major, minor) of the installed engine; None without one, and for another root: nothing of it is run."""
+    """Return (major, minor) of the installed engine; None without one, and for another root, which is never run."""
     program = places.find_program(root, places.PROGRAMS[engine]) if root == "/" else ""
     if not program:
         return None
@@ -34,10 +34,10 @@ class Meant(NamedTuple):
 
 
 def check(engine: str, main: str, texts: Mapping[str, str | None], meant: Meant) -> str:
-    """Let an engine check its configuration; returns the command that did, "" when the engine has none.
+    """Let an engine check its configuration; returns the command used, "" if the engine has none.
 
-    ``main``: the engine's own file.  ``texts``: what the changed files will hold, None for one that is removed.
-    Raises OcigpuError OCIGPU-ENG-3 with the engine's message.  No daemon is asked or started.
+    ``main``: the engine's own file.  ``texts``: the new contents of the changed files, None for a removed one.  Raises
+    OcigpuError OCIGPU-ENG-3 with the engine's message.  No daemon is contacted or started.
     """
     program = places.find_program("/", places.PROGRAMS[engine])
     if not program or any(is_template(path) for path in texts):
@@ -57,7 +57,7 @@ def _check_docker(program: str, directory: str, main: str, texts: Mapping[str, s
 
 
 def _check_containerd(program: str, directory: str, main: str, texts: Mapping[str, str | None], meant: Meant) -> str:
-    """Compare what containerd makes of the files before and after: nothing but what we meant may differ."""
+    """Compare containerd's reading of the files before and after: only intended changes may differ."""
     result = _dump(program, directory, "after", main, texts)
     _require(program, result, main)
     after = tomllib.loads(result.output)
@@ -91,10 +91,10 @@ def _require_entry(main: str, data: dict[str, Any], meant: Meant) -> None:
 
 
 def _dump(program: str, directory: str, name: str, main: str, texts: Mapping[str, str | None]) -> Finished:
-    """Run "containerd config dump" on copies; files that do not change are imported from where they are.
+    """Run "containerd config dump" on copies; unchanged files are imported from their own paths.
 
-    It shows nothing of a plugin that the file switches off (Docker's package does it to Kubernetes' interface), so the
-    copy has it on.
+    It omits a plugin that the file switches off (as Docker's package does with the CRI plugin), so the copy switches it
+    on.
     """
     text = texts[main] if main in texts else places.read_file("/", main)
     data = places.parse_config(main, text or "version = 2\n")
@@ -185,6 +185,6 @@ def run_check(command: Sequence[str], **variables: str) -> Finished:
 
 
 def _require(program: str, result: Finished, path: str) -> None:
-    """Raise OcigpuError with the last line of what a checker says, unless it is content."""
+    """Raise OcigpuError with the last line of a checker's output, unless the check passes."""
     if result.status:
         raise OcigpuError("OCIGPU-ENG-3", f"{path}: {os.path.basename(program)} refuses it: {result.last_line}")

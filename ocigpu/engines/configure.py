@@ -1,4 +1,4 @@
-"""What "ocigpu engine configure" changes: files are read, their new texts computed, and nothing is written."""
+"""The changes of "ocigpu engine configure": reads files and computes their new texts, but writes nothing."""
 
 import fnmatch
 import os
@@ -40,10 +40,10 @@ _HAS_CDI = {"docker": (25, 0), "containerd": (1, 7)}
 
 
 class ConfigureOptions(NamedTuple):
-    """What the command line asks for; "" where it says nothing.  Paths are those below ``root``.
+    """The options of the command line; "" for one not given.  Paths are below ``root``.
 
-    ``gpus_hook``: whether Docker's --gpus gets its hook; None: if that can be.  ``leave_sandbox``: the default may
-    become ocigpu although it is a sandbox now.
+    ``gpus_hook``: whether Docker's --gpus gets its hook; None: if possible.  ``leave_sandbox``: ocigpu may become the
+    default even if it replaces a sandbox.
     """
 
     engine: str
@@ -57,10 +57,10 @@ class ConfigureOptions(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """One file: as it is, and what it will hold (None: it is removed), its record and its text from before all.
+    """One file: its state, its new text (None: it is removed), its record and its original text.
 
-    ``after`` equal to ``file.text`` means that nothing is to be done.  ``directories``: those that are made for it, or
-    go with it.  ``forgets``: there is a record to remove, whatever the file is.
+    ``after`` equal to ``file.text`` means that no change is needed.  ``directories``: those that are made or removed
+    with it.  ``forgets``: a record must be removed, in any state of the file.
     """
 
     file: EngineFile
@@ -139,7 +139,7 @@ def _default_notes(options: ConfigureOptions, plan: EnginePlan) -> tuple[str, ..
     main = (options.config or places.CRIO) if options.engine == "crio" else plan.main
     try:
         name = find_missing_default(options.engine, read_merged(options.root, options.engine, main, [], texts)[1])
-    except ValueError:  # a version that is none: an error of its own
+    except ValueError:  # an invalid version: another error
         return ()
     again = f"ocigpu engine configure {options.engine}"
     text = f'no entry has the default runtime "{name}": {NO_DEFAULT[options.engine]}; {again} --name {name} makes one'
@@ -196,7 +196,7 @@ def default_drop_in(options: ConfigureOptions, main: str = "") -> str:
 
 
 def main_config(options: ConfigureOptions) -> str:
-    """Return the main file of Docker or containerd: that named, that of the daemon that runs, else the usual one.
+    """Return the main file of Docker or containerd: the named one, the running daemon's, else the usual one.
 
     Raises OcigpuError OCIGPU-ENG-2 when several daemons run with different files.
     """
@@ -226,7 +226,7 @@ def edit_file(
     others: tuple[str, ...] = (),
     links: tuple[str, ...] = (),
 ) -> Edit:
-    """Return how a file gets these changes besides those of earlier runs; ``created``: what a new file begins with."""
+    """Return the edit that adds these changes to those of earlier runs; ``created``: the first text of a new file."""
     file = root.read(path)
     record = read_record(root, file)
     base, kept = _before(root, file, record)
@@ -265,7 +265,7 @@ def base_text(root: Root, file: EngineFile) -> str | None:
 
 
 def _before(root: Root, file: EngineFile, record: EngineRecord | None) -> tuple[str | None, list[ValueChange]]:
-    """Return the text of a file without our changes, None for no file, and those of our changes that are in force."""
+    """Return the text of a file without our changes, None for no file, and our changes still in force."""
     if record is None or file.text is None:
         return file.text, []
     text, left = without_changes(root, file, record, record.applied)
@@ -279,9 +279,9 @@ def _before(root: Root, file: EngineFile, record: EngineRecord | None) -> tuple[
 def without_changes(
     root: Root, file: EngineFile, record: EngineRecord | None, applied: Sequence[Applied]
 ) -> tuple[str | None, list[ValueChange]]:
-    """Return the text of a file without what was applied, None for no file, and changes that others have changed since.
+    """Return a file's text without the applied changes, None for no file, and changes since modified by others.
 
-    One that nobody has changed since it was recorded is what it was before, byte for byte.
+    A file unchanged since its record returns to its former content, byte for byte.
     """
     if file.text is None:
         return None, []
@@ -297,7 +297,7 @@ def without_changes(
 
 
 def _is_blank(path: str, text: str, created: str) -> bool:
-    """Whether the text of a file that we created holds nothing of anybody else."""
+    """Whether a file that we created contains nothing from others."""
     if places.is_json(path, text):
         return places.parse_config(path, text) == {}
     return text.strip() in ("", created.strip())
@@ -337,7 +337,7 @@ def _dockerds(options: ConfigureOptions, path: str) -> list[places.Daemon]:
 
 
 def _plan_hook(root: Root, options: ConfigureOptions, path: str) -> tuple[tuple[EngineLink, ...], tuple[str, ...]]:
-    """Return the link for Docker's --gpus, unless it is there or not wanted, and what is to be said about it."""
+    """Return the link for Docker's --gpus, unless it exists or is not requested, and a note about it."""
     record = read_record(root, root.read(path))
     if options.gpus_hook is False or (
         options.gpus_hook is None and any(root.read_link(link) for link in (record.links if record else ()))
@@ -366,8 +366,8 @@ def _plan_hook_link(root: Root, options: ConfigureOptions, search: Sequence[str]
     """Return the link by which Docker's --gpus finds our hook, None where dockerd finds it already.
 
     ``search``: dockerd's PATH.  It goes where the options say, else to the shim's directory if that is on it, else to
-    /usr/local/bin.  A hook of somebody else stays; if ours is insisted on, the link goes to a directory before it.
-    Raises OcigpuError OCIGPU-ENG-5 without our hook, OCIGPU-ENG-2 for a hook of somebody else.
+    /usr/local/bin.  Another toolkit's hook stays; if ours is required, the link goes to an earlier directory.  Raises
+    OcigpuError OCIGPU-ENG-5 without our hook, OCIGPU-ENG-2 for another toolkit's hook.
     """
     home, directory = os.path.dirname(options.wanted.path), options.hook_directory
     hook = f"{home}/{OUR_HOOK}"
@@ -391,7 +391,7 @@ def _plan_hook_link(root: Root, options: ConfigureOptions, search: Sequence[str]
         return None
     if present is not None and (not present or places.file_mode(root.path, path) is not None):
         raise _foreign_hook(path)
-    return EngineLink(path, target)  # one that leads nowhere, of a toolkit that was removed, is replaced
+    return EngineLink(path, target)  # a dangling link of a removed toolkit is replaced
 
 
 def _foreign_hook(path: str, hint: str = "remove the other toolkit first") -> OcigpuError:
@@ -419,7 +419,7 @@ def _plan_containerd(root: Root, options: ConfigureOptions, program: tuple[int, 
     here = record is not None and any(entry.change.keys[-2:-1] == ("runtimes",) for entry in record.applied)
     merges = merges_plugins(program)
     if version == 1 and program and program >= (2, 0) and options.drop_in != path:
-        # containerd 2 passes over the plugin's table in a file of version 1, but reads that of an import (seen: 2.1.9)
+        # containerd 2 ignores the plugin's table in a file of version 1, but reads it in an import (seen: 2.1.9)
         version, here = 3, False
     if options.drop_in == path or (not options.drop_in and (here or not merges or version == 1)):
         holders = [] if merges else _table_holders(options, path, data)
@@ -455,9 +455,9 @@ def merges_plugins(program: tuple[int, int] | None) -> bool:
 
 
 def _others_notes(options: ConfigureOptions, main: str) -> tuple[str, ...]:
-    """Return what to say of k3s and RKE2 to somebody who did not name them: they never read containerd's own file.
+    """Return a note on k3s and RKE2 if they were not named: they never read containerd's own file.
 
-    Raises OcigpuError OCIGPU-ENG-5 where theirs is the only containerd.
+    Raises OcigpuError OCIGPU-ENG-5 if theirs is the only containerd.
     """
     if options.config:
         return ()
@@ -500,7 +500,7 @@ def _require_whole_table(options: ConfigureOptions, path: str, data: dict[str, A
 
 
 def _table_holders(options: ConfigureOptions, path: str, data: dict[str, Any]) -> list[str]:
-    """Return the files that have the plugin's table: containerd before 2.1 takes that of the last one, whole.
+    """Return the files that contain the plugin's table: containerd before 2.1 uses only the last one's, whole.
 
     (services/server/config of containerd 1.x: "Maps merged by keys, but values are replaced entirely".)
     """
@@ -521,10 +521,10 @@ def _disabled_notes(path: str, data: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _plan_templates(root: Root, options: ConfigureOptions, path: str, text: str | None) -> EnginePlan:
-    """Plan the block of each template that is there, or of a new one; ``path``: a template, or what is written from it.
+    """Plan the block of each existing template, or of a new one; ``path``: a template, or the file written from it.
 
-    A new one beside a user's would switch that off: k3s and RKE2 with containerd 2 take config-v3.toml.tmpl alone where
-    both are there, those with containerd 1 config.toml.tmpl.
+    A new template would disable a user's beside it: if both exist, k3s and RKE2 with containerd 2 use only
+    config-v3.toml.tmpl, those with containerd 1 only config.toml.tmpl.
     """
     if options.wanted.default or options.wanted.cdi or options.drop_in:
         raise OcigpuError(
@@ -550,7 +550,7 @@ def _plan_templates(root: Root, options: ConfigureOptions, path: str, text: str 
 
 
 def _edit_template(root: Root, options: ConfigureOptions, path: str, written: str) -> Edit:
-    """Return how a template gets its block, with an entry like that of runc in what was ``written`` from it."""
+    """Return the edit that adds the block to a template, with an entry like runc's in the file ``written`` from it."""
     text = base_text(root, root.read(path))
     text = BASE if text is None else text
     version = tables_version(path, text)
@@ -569,7 +569,7 @@ _USUAL = {"containerd": {"runtimes": {"runc": {"options": {"SystemdCgroup": True
 
 
 def _merged(options: ConfigureOptions, path: str, texts: dict[str, str]) -> dict[str, Any]:
-    """Return the whole configuration with files as they were before us; raises OcigpuError for an unreadable one."""
+    """Return the merged configuration with files as before our changes; raises OcigpuError for an unreadable one."""
     problems: list[str] = []
     _, merged = read_merged(options.root, options.engine, path, problems, texts)
     if problems:

@@ -21,11 +21,11 @@ class ValueChange(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """A change that was made, with what is needed to take it back.
+    """A change that was made, with the data to undo it.
 
-    ``present``: how many leading keys led to a table before; the tables below are ours.  ``before``: the value before,
-    None for none; ``raw``: its text, "" for a TOML table.  ``header``: the table got a header of its own in TOML, as
-    it had none.
+    ``present``: the number of leading keys that led to an existing table; the tables below are ours.  ``before``: the
+    former value, None for none; ``raw``: its text, "" for a TOML table.  ``header``: the table got a new header in
+    TOML.
     """
 
     change: ValueChange
@@ -43,16 +43,16 @@ def name_of(keys: Sequence[str]) -> str:
 
 
 def look_up(data: Any, keys: Sequence[str]) -> Any:
-    """Return the value below a list of keys, None where there is none."""
+    """Return the value below a list of keys, None if it is missing."""
     for key in keys:
         data = data.get(key) if isinstance(data, dict) else None
     return data
 
 
 def table_at(data: Any, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the table below a list of keys, an empty one where there is none.
+    """Return the table below a list of keys, an empty one if it is missing.
 
-    Raises OcigpuError OCIGPU-ENG-2 when something else is there, or on the way.
+    Raises OcigpuError OCIGPU-ENG-2 if another kind of value is at the keys or on the way.
     """
     for number, key in enumerate(keys, 1):
         data = data.get(key)
@@ -64,11 +64,10 @@ def table_at(data: Any, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def apply_changes(path: str, text: str, changes: Sequence[ValueChange]) -> tuple[str, list[Applied]]:
-    """Return the text of the file ``path`` with the changes, and what was changed; a value that is there is none.
+    """Return the text of the file ``path`` with the changes, and the real changes; an existing value is not one.
 
-    The result was parsed: it holds what it held and the changes, nothing else.
-    Raises OcigpuError OCIGPU-ENG-1 when the text cannot be understood, OCIGPU-ENG-2 when something else than a table
-    is in the way.
+    The result is parsed again: it contains the former content and the changes, nothing else.  Raises OcigpuError
+    OCIGPU-ENG-1 when the text cannot be parsed, OCIGPU-ENG-2 when another value is in the place of a table.
     """
     if is_template(path):
         return template.put_block(path, text, {change.keys: change.value for change in changes}), [
@@ -93,10 +92,10 @@ def apply_changes(path: str, text: str, changes: Sequence[ValueChange]) -> tuple
 
 
 def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[str, list[ValueChange]]:
-    """Return the text without the changes, and those that were left because somebody has changed the value since.
+    """Return the text without the changes, and the changes that stay because the value was modified since.
 
-    A table of ours is removed whole, with what others have added to it; one that still holds another's values where
-    ours were is no longer ours.  Raises OcigpuError OCIGPU-ENG-1.
+    A table of ours is removed completely, with additions of others.  A table whose values of ours were replaced is no
+    longer ours.  Raises OcigpuError OCIGPU-ENG-1.
     """
     if is_template(path):
         return template.drop_block(text), []
@@ -170,7 +169,7 @@ def _contains(value: Any, wanted: Any) -> bool:
 
 
 def _verify(path: str, data: Any, keys: Sequence[str], value: Any, text: str) -> None:
-    """Raise OcigpuError unless the text says what the data says, with the value at its keys."""
+    """Raise OcigpuError unless the parsed text equals the data, with the value at its keys."""
     import copy
 
     wanted = copy.deepcopy(data)

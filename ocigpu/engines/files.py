@@ -1,4 +1,4 @@
-"""Configuration files below a root read, replaced and removed: whole or not at all, with mode and owner kept."""
+"""Configuration files below a root: read, replaced and removed atomically, with mode and owner kept."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ _PLAIN_MODE = 0o644
 
 
 class EngineFile(NamedTuple):
-    """A file as it is: ``path`` is where it really lies below the root, ``text`` None when it is not there."""
+    """The state of a file: ``path`` is its real place below the root, ``text`` is None if it is missing."""
 
     path: str
     text: str | None
@@ -49,8 +49,8 @@ class Root:
     def read(self, path: str) -> EngineFile:
         """Return a file, its last link followed below the root.
 
-        Raises OcigpuError OCIGPU-ENG-1, and OCIGPU-ENG-4 when somebody else could put another file in its place: it
-        lies, or a link to it does, in a directory that is neither ours nor root's, or that everybody can write.
+        Raises OcigpuError OCIGPU-ENG-1, and OCIGPU-ENG-4 when another user could replace it: the file, or a link to it,
+        is in a directory that is neither ours nor root's, or that all users can write.
         """
         real = path
         with _failing("read", path, "OCIGPU-ENG-1"):
@@ -79,8 +79,8 @@ class Root:
     def write(self, file: EngineFile, text: str) -> None:
         """Give a file this text by a rename that survives a crash; missing directories are made.
 
-        The draft lies beside the directory where an engine might read every file of it.
-        Raises OcigpuError OCIGPU-ENG-4; then the file is as it was.
+        If an engine might read every file of the directory, the draft is made beside the directory.  Raises OcigpuError
+        OCIGPU-ENG-4; then the file is as it was.
         """
         made: list[str] = []
         before = os.umask(0o022)
@@ -102,7 +102,7 @@ class Root:
             os.umask(before)
 
     def remove(self, path: str) -> None:
-        """Remove a file or link, if it is there; raises OcigpuError OCIGPU-ENG-4."""
+        """Remove a file or link, if it exists; raises OcigpuError OCIGPU-ENG-4."""
         with _failing("remove", path, "OCIGPU-ENG-4", NOT_THERE), self._directory(os.path.dirname(path)) as directory:
             os.unlink(os.path.basename(path), dir_fd=directory)
 
@@ -114,7 +114,7 @@ class Root:
                 os.rmdir(os.path.basename(path), dir_fd=directory)
 
     def read_link(self, path: str) -> str | None:
-        """Return what a link names, "" for something that is no link, None for nothing."""
+        """Return the target of a link, "" for another kind of file, None for a missing one."""
         found = None
         with _failing("read", path, "OCIGPU-ENG-1", NOT_THERE), self._directory(os.path.dirname(path)) as directory:
             try:
@@ -126,7 +126,7 @@ class Root:
         return found
 
     def link(self, path: str, target: str) -> None:
-        """Make a link where nothing is; raises OcigpuError OCIGPU-ENG-4."""
+        """Make a link at a free path; raises OcigpuError OCIGPU-ENG-4."""
         with _failing("link", path, "OCIGPU-ENG-4"), self._directory(os.path.dirname(path)) as directory:
             _require_safe(directory, path)
             os.symlink(target, os.path.basename(path), dir_fd=directory)
@@ -210,9 +210,9 @@ def aside(path: str, suffix: str) -> str:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Let one process at a time change configurations of engines; raises OcigpuError when another one takes long.
+    """Let one process at a time change engines' configurations; raises OcigpuError when another one takes too long.
 
-    The lock lies where no other user can take it.
+    No other user can take the lock.
     """
     busy = OcigpuError("OCIGPU-ENG-4", "another ocigpu is changing engine configurations")
     try:

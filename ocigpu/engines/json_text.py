@@ -25,7 +25,7 @@ class _Object(NamedTuple):
 
 
 def raw(text: str, keys: Sequence[str]) -> str:
-    """Return the text of the value at ``keys``, which is there."""
+    """Return the text of the existing value at ``keys``."""
     member = _find(text, keys)
     return text[member.value : member.end]
 
@@ -59,13 +59,13 @@ def put(text: str, keys: Sequence[str], value: Any) -> str:
 
 
 def put_raw(text: str, keys: Sequence[str], value: str) -> str:
-    """Return the text with the value at ``keys``, which is there, replaced by another's text."""
+    """Return the text with the existing value at ``keys`` replaced by another's text."""
     member = _find(text, keys)
     return text[: member.value] + value + text[member.end :]
 
 
 def drop(text: str, keys: Sequence[str]) -> str:
-    """Return the text without the member at ``keys``, which is there."""
+    """Return the text without the existing member at ``keys``."""
     _, holder, rest = _reach(text, keys)
     index = next(number for number, member in enumerate(holder.members) if member.key == rest[0])
     member = holder.members[index]
@@ -82,7 +82,7 @@ def _find(text: str, keys: Sequence[str]) -> _Member:
 
 
 def _reach(text: str, keys: Sequence[str]) -> tuple[int, _Object, Sequence[str]]:
-    """Return the innermost object on the way that is there, its depth, and the keys that remain (one at least)."""
+    """Return the innermost existing object on the way, its depth, and the remaining keys (at least one)."""
     start = len(text) - len(text.lstrip("\ufeff" + _SPACE))
     if start == len(text):  # an empty file
         return 0, _Object(start, [], start), keys

@@ -41,18 +41,18 @@ _LEFT = "/run/ocigpu/left-"
 
 
 def is_shim(root: str, path: str, shim: str) -> bool:
-    """Whether a program's path below the root leads to this shim, and not to that of another installation."""
+    """Whether a program's path below the root leads to this shim, not to another installation's."""
     path = path if "/" in path else find_program(root, path)
     return bool(path) and len({os.path.realpath(os.path.join(root, one.lstrip("/"))) for one in (path, shim)}) == 1
 
 
 def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
-    """Return the containers that need the shim, in words.
+    """Return the containers that need the shim, as text.
 
-    Those that run: the shim ends them, too.  containerd's own shim keeps the program's path beside the bundle
-    (containerd, pkg/runc: WriteRuntime) and works in a bundle's directory (runtime/v2: Command), wherever that is;
-    conmon, of Podman and CRI-O, has it on its command line (conmon(8)).  And Docker's containers that were made with a
-    runtime of ours, running or not: the name is in their file.
+    Running containers need it, because the shim also ends them. containerd's own shim keeps the program's path beside
+    the bundle (containerd, pkg/runc: WriteRuntime) and works in a bundle's directory (runtime/v2: Command), wherever
+    that is; conmon, of Podman and CRI-O, has it on its command line (conmon(8)).  Docker's containers that were made
+    with a runtime of ours need it, running or not: their file contains the name.
     """
     found: dict[str, str] = {}
     namespaces = {path: None for pattern in _TASKS for path in expand(root, pattern)}
@@ -81,10 +81,10 @@ def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
 
 
 def find_gpus_users(root: str, shim: str, statuses: list[EngineStatus], all_hooks: bool) -> list[str]:
-    """Return the containers of docker run --gpus that would not start again, in words.
+    """Return the containers of docker run --gpus that would not start again, as text.
 
-    They need a hook on dockerd's PATH at each start (moby, daemon/nvidia_linux.go).  ``all_hooks``: every one of ours
-    goes, with its links; else only that beside the shim.
+    They need a hook on dockerd's PATH at each start (moby, daemon/nvidia_linux.go).  ``all_hooks``: all our hooks are
+    removed, with their links; else only the one beside the shim.
     """
     home = os.path.realpath(os.path.join(root, os.path.dirname(shim).lstrip("/")))
     stays = goes = False
@@ -101,7 +101,7 @@ def find_gpus_users(root: str, shim: str, statuses: list[EngineStatus], all_hook
 
 
 def _docker_containers(root: str, status: EngineStatus) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield identity, name and runtime of each of Docker's containers, and whether it asks by --gpus."""
+    """Yield identity, name and runtime of each of Docker's containers, and whether it uses --gpus."""
     data_root = str(read_merged(root, "docker", status.target, [])[1].get("data-root") or "/var/lib/docker")
     for path in expand(root, f"{data_root}/containers/*/hostconfig.json"):
         text, about = _text(root, path), os.path.join(os.path.dirname(path), "config.v2.json")
@@ -121,10 +121,10 @@ def entries_of(root: str, shim: str, status: EngineStatus) -> list[RuntimeEntry]
 
 
 def find_entries(root: str, shim: str, statuses: list[EngineStatus], program: str = "") -> list[str]:
-    """Return the runtime entries that lead to the shim, in words; ``program``: only those that have this name.
+    """Return the runtime entries that lead to the shim, as text; ``program``: only those with this name.
 
-    A configuration that cannot be understood, and says the name, counts as one; one that k3s or RKE2 writes at each
-    start, of the programs that are there, does not (:func:`find_generated`).
+    A configuration that cannot be parsed, but contains the name, counts as one.  A configuration that k3s or RKE2
+    writes at each start, from the installed programs, does not count (:func:`find_generated`).
     """
     name = program or os.path.basename(shim)
     statuses = [status for status in statuses if not is_generated(root, status)]
@@ -148,7 +148,7 @@ def find_generated(root: str, shim: str, statuses: list[EngineStatus]) -> list[s
 
 
 def note_waiting(root: str, status: EngineStatus, step: str) -> None:
-    """Remember that the daemon of an engine goes on with what was taken out of its file, until a step is done."""
+    """Record that an engine's daemon still uses entries removed from its file, until a step is done."""
     for daemon in running_daemons(root):
         if daemon.engine == status.engine and daemon.config in ("", status.target):
             try:
@@ -160,7 +160,7 @@ def note_waiting(root: str, status: EngineStatus, step: str) -> None:
 
 
 def find_waiting(root: str) -> list[tuple[str, str]]:
-    """Return the engines whose daemons still go on with what was taken out, and the step that ends it."""
+    """Return the engines whose daemons still use removed entries, and the step that ends it."""
     found = []
     for engine in ENGINES:
         pid, _, rest = _text(root, _LEFT + engine).strip().partition(" ")

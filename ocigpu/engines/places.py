@@ -72,7 +72,7 @@ def open_below(root: str, path: str, flags: int) -> int:
 
 
 def read_link(root: str, path: str) -> str:
-    """Return what a link below the root leads to, "" for no link, or one that is gone."""
+    """Return the target of a link below the root, "" for another file or a missing one."""
     try:
         return os.readlink(os.path.join(root, path.lstrip("/")))
     except OSError:
@@ -80,7 +80,7 @@ def read_link(root: str, path: str) -> str:
 
 
 def read_file(root: str, path: str) -> str | None:
-    """Return the text of a file below ``root``, links followed inside it; None when there is none.
+    """Return the text of a file below ``root``, links followed inside it; None if it is missing.
 
     Raises OcigpuError OCIGPU-ENG-1 for one that cannot be read, is too large or not UTF-8.
     """
@@ -130,7 +130,7 @@ def is_json(path: str, text: str) -> bool:
 
 
 def expand(root: str, pattern: str) -> list[str]:
-    """Return the paths below ``root`` that a pattern means, sorted; a path that is no pattern means itself."""
+    """Return the paths below ``root`` that match a pattern, sorted; a path without wildcards stands for itself."""
     if not glob.has_magic(pattern):
         return [pattern]
     prefix = "" if root == "/" else root.rstrip("/")
@@ -147,16 +147,16 @@ def find_program(root: str, name: str) -> str:
 
 
 def parse_release(text: str) -> str:
-    """Return the release in what an engine's program says to --version, "1.6.20", "" for none.
+    """Return the release in an engine program's output of --version, "1.6.20", "" for none.
 
-    It comes behind the name of the package or of the source: "containerd containerd.io 1.7.27", "... v2.0.0".
+    It follows the name of the package or of the source: "containerd containerd.io 1.7.27", "... v2.0.0".
     """
     match = _RELEASE.search(text)
     return match[1] if match else ""
 
 
 def is_program(root: str, path: str) -> bool:
-    """Whether a path below ``root`` is a regular file that somebody may execute."""
+    """Whether a path below ``root`` is an executable regular file."""
     mode = file_mode(root, path)
     return mode is not None and stat.S_ISREG(mode) and bool(mode & 0o111)
 
@@ -186,9 +186,10 @@ def file_mode(root: str, path: str) -> int | None:
 def running_daemons(root: str) -> list[Daemon]:
     """Return the daemons of engines that run, from the process table below ``root``.
 
-    The containerd that dockerd starts for itself is none: its file is written anew at each start.  Nor is a daemon in a
-    container, which has a second process id there (proc(5), NSpid), or another root directory: its files are not those
-    of this root.  Nor one of another user than root and ours: any process can have such a name, and name any file.
+    The containerd that dockerd starts for itself is excluded: dockerd rewrites its file at each start.  A daemon in a
+    container is excluded, too.  It has a second process id there (proc(5), NSpid), or another root directory, so its
+    files are not those of this root.  Processes of users other than root and ours are also excluded: any process can
+    have such a name, and name any file.
     """
     names = {program: engine for engine, program in PROGRAMS.items() if engine != "podman"}
     found = []
@@ -211,7 +212,7 @@ def path_variable(pid: int) -> str | None:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read(1 << 20).split(b"\0")
-    except OSError:  # there is none, it has ended, or it is another user's
+    except OSError:  # it is missing, has ended, or belongs to another user
         return None
     return next((os.fsdecode(item[5:]) for item in variables if item.startswith(b"PATH=")), None)
 

@@ -1,4 +1,4 @@
-"""What was changed in a file, kept beside it as FILE.ocigpu-record, and the file from before, FILE.ocigpu-backup."""
+"""The changes to a file, kept beside it as FILE.ocigpu-record, and its original, FILE.ocigpu-backup."""
 
 import hashlib
 import json
@@ -13,10 +13,10 @@ BACKUP, RECORD = ".ocigpu-backup", ".ocigpu-record"
 
 
 class EngineRecord(NamedTuple):
-    """What "ocigpu engine configure" did to one file.
+    """The changes of "ocigpu engine configure" to one file.
 
-    ``created``: the text that a file began with which was not there, None for one that was.  ``digest``: of the text
-    that was written.  ``others``: further files that were changed with it.  ``links``: links that were made.
+    ``created``: the first text of a new file, None for a file that existed.  ``digest``: of the text that was written.
+    ``others``: other files changed with it.  ``links``: links that were made.
     """
 
     created: str | None
@@ -54,7 +54,7 @@ def dump_record(record: EngineRecord) -> str:
 
 
 def parse_record(path: str, text: str) -> EngineRecord:
-    """Return the record in a text; raises OcigpuError OCIGPU-ENG-1 when it is none."""
+    """Return the record in a text; raises OcigpuError OCIGPU-ENG-1 for an invalid one."""
     try:
         data = json.loads(text)
         if not isinstance(data["created"], str | None) or not all(entry["keys"] for entry in data["applied"]):

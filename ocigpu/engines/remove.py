@@ -23,13 +23,13 @@ from ocigpu.engines.status import is_ours, programs_of, read_merged, runtime_key
 
 
 def plan_removal(root: Root, options: ConfigureOptions) -> EnginePlan:
-    """Return what takes ocigpu out of an engine's configuration again.
+    """Return the plan that removes ocigpu from an engine's configuration.
 
-    A file that nobody else has changed since is the one from before, byte for byte.  Raises OcigpuError of area ENG.
+    A file without other changes since returns to its former content, byte for byte.  Raises OcigpuError of area ENG.
     """
     main, paths = _candidates(options)
     if not options.drop_in and (options.engine != "podman" or not os.geteuid()):  # /etc is not a user's to change
-        # a drop-in that was named then, and is read by the engine anyhow
+        # a drop-in that was named then, and that the engine reads anyway
         files, _ = read_merged(options.root, options.engine, main, [])
         paths += [path for path in files if places.file_mode(options.root, record_path(path)) is not None]
     edits: list[Edit] = []
@@ -57,7 +57,7 @@ def plan_removal(root: Root, options: ConfigureOptions) -> EnginePlan:
 
 
 def _candidates(options: ConfigureOptions) -> tuple[str, list[str]]:
-    """Return the engine's main file and all files that may hold something of ours."""
+    """Return the engine's main file and all files that may contain our entries."""
     named = [path for path in (options.config, options.drop_in) if path]
     if options.engine == "podman":
         path = named[0] if named else default_drop_in(options)
@@ -75,7 +75,7 @@ def _candidates(options: ConfigureOptions) -> tuple[str, list[str]]:
 
 
 def _evidence(engine: str, path: str, text: str) -> list[Applied]:
-    """Return the entries of a file that name ocigpu's program, as if they were recorded: written by hand, say."""
+    """Return the entries of a file that name ocigpu's program, as if recorded; for example entries made manually."""
     if is_template(path):
         return [Applied(ValueChange((), None), 0, None, "")]
     data = places.parse_config(path, text)

@@ -1,4 +1,4 @@
-"""What the configuration files of the engines say of ocigpu; no daemon is asked, nothing is written."""
+"""The state of ocigpu in the engines' configuration files; contacts no daemon, writes nothing."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ OF_RUNTIME = "runtime "
 
 
 class RuntimeEntry(NamedTuple):
-    """A runtime of an engine's configuration: its name, program, and whether that is there and may be executed."""
+    """A runtime of an engine's configuration: its name, its program, and whether that exists and is executable."""
 
     name: str
     path: str
@@ -40,13 +40,12 @@ class EngineStatus(NamedTuple):
     """What one installation of an engine is configured to do.
 
     ``engine``: docker, containerd, crio or podman.  ``flavour``: "" for the system's, "rootless", "snap", "k3s",
-    "rke2", "custom" for a daemon that runs with a file of its own.
-    ``files``: the configuration files that are there, in the order the engine reads them.  ``target``: the file that
-    "ocigpu engine configure" edits.  ``cdi``: "on", "off" or "unknown" (depends on the version).
-    ``cri``: pods can use it; a containerd that only serves Docker has that switched off.
-    ``gpus_hook``: the hook of Docker's --gpus on the daemon's PATH, "" for none; ``gpus_hook_ours``: it is ocigpu's.
-    ``waiting``: the template of k3s or RKE2 that has an entry of ours, which they read at their next start.
-    ``default_missing``: the default runtime is one that no entry has, see :func:`find_missing_default`.
+    "rke2", "custom" for a running daemon with its own file.  ``files``: the existing configuration files, in the order
+    the engine reads them.  ``target``: the file that "ocigpu engine configure" edits.  ``cdi``: "on", "off" or
+    "unknown" (depends on the version).  ``cri``: pods can use it; the CRI plugin is off in a containerd that only
+    serves Docker.  ``gpus_hook``: the hook of Docker's --gpus on the daemon's PATH, "" for none; ``gpus_hook_ours``: it
+    is ocigpu's.  ``waiting``: the template of k3s or RKE2 with our entry, which they read at their next start.
+    ``default_missing``: the default runtime has no entry, see :func:`find_missing_default`.
     """
 
     engine: str
@@ -85,11 +84,11 @@ class EngineStatus(NamedTuple):
 
 
 def read_engine_status(root: str = "/", daemons: Sequence[places.Daemon] | None = None) -> list[EngineStatus]:
-    """Return the state of every engine below ``root``: the four of the system, then others that are there.
+    """Return the state of every engine below ``root``: the four of the system, then others found.
 
-    Others: Docker of this user (rootless) and of a snap, containerd of k3s and RKE2, and daemons that run with a file
-    of their own.  Files that cannot be read or understood are in ``problems``, with line and column.
-    ``daemons``: those that run, where they are known.
+    Others: Docker of this user (rootless) and of a snap, containerd of k3s and RKE2, and running daemons with their own
+    file.  Files that cannot be read or parsed are in ``problems``, with line and column.  ``daemons``: the running
+    ones, if known.
     """
     daemons = places.running_daemons(root) if daemons is None else daemons
     rootless_docker = places.home_config(root, "docker/daemon.json")
@@ -116,9 +115,9 @@ def read_engine_status(root: str = "/", daemons: Sequence[places.Daemon] | None 
 
 
 def find_engines(root: str = "/") -> list[EngineStatus]:
-    """Return the engines that are here.
+    """Return the engines found on this host.
 
-    One whose file only a daemon would read that does not run is left out beside one that runs with another file.
+    An engine is left out if its daemon does not run and another one runs with another file.
     """
     found = [status for status in read_engine_status(root) if status.installed]
     custom = {status.engine for status in found if status.flavour == "custom"}
@@ -131,7 +130,7 @@ def find_engines(root: str = "/") -> list[EngineStatus]:
 
 
 def is_generated(root: str, status: EngineStatus) -> bool:
-    """Whether an engine's file is one that k3s or RKE2 writes at each start, from a template or from none."""
+    """Whether k3s or RKE2 writes an engine's file at each start, with or without a template."""
     if status.engine != "containerd":
         return False
     try:
@@ -178,7 +177,7 @@ def _read(root: str, engine: str, flavour: str, path: str, running: bool) -> Eng
 
 
 def _find_block(root: str, path: str) -> str:
-    """Return the template beside a configuration of containerd that has a block of ours, "" for none."""
+    """Return the template with our block beside a containerd configuration, "" for none."""
     for name in template.NAMES:
         beside = os.path.join(os.path.dirname(path), name)
         with contextlib.suppress(OcigpuError):
@@ -251,7 +250,7 @@ def _merge(data: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def is_ours(path: str, root: str = "") -> bool:
-    """Whether the path of a runtime's program is that of ocigpu's shim; below a ``root`` also a link to it."""
+    """Whether a runtime's program is ocigpu's shim, by its path; below a ``root`` also a link to the shim."""
     if root and os.path.basename(path) != RUNTIME:
         path = places.read_link(root, path if "/" in path else places.find_program(root, path))
     return os.path.basename(path) == RUNTIME
@@ -275,7 +274,7 @@ def is_our_hook(root: str, path: str) -> bool:
 def config_version(data: dict[str, Any]) -> int:
     """Return the version of a containerd configuration: 1 when it names none, or 0 (containerd, docs/ops.md).
 
-    Raises ValueError when it is no whole number.
+    Raises ValueError when it is not a whole number.
     """
     version = data.get("version", 1)
     if type(version) is not int or version < 0:
@@ -303,9 +302,9 @@ def runtime_keys(engine: str, data: dict[str, Any]) -> tuple[tuple[str, ...], tu
 def find_missing_default(engine: str, data: dict[str, Any]) -> str:
     """Return the default runtime of an engine's configuration if no entry has that name, else "".
 
-    Docker before 23 and Podman do not start with one, CRI-O neither; containerd starts without its interface for
-    Kubernetes.  Names of containerd's shims ("io.containerd.runc.v2"), which newer engines take, are not judged, nor
-    what every engine brings without an entry.  Raises ValueError, see config_version.
+    Docker before 23, Podman and CRI-O do not start with such a default; containerd starts without its CRI plugin.
+    Names of containerd's shims ("io.containerd.runc.v2"), which newer engines accept, are not checked, and neither are
+    the built-in runtimes of the engines.  Raises ValueError, see config_version.
     """
     if engine == "containerd" and is_cri_off(data):
         return ""
@@ -330,7 +329,7 @@ NO_DEFAULT = {
 
 
 def programs_of(engine: str, entry: Any) -> list[str]:
-    """Return the programs that an entry of the table of runtimes names: Podman takes the first that is there."""
+    """Return the programs that an entry of the table of runtimes names: Podman uses the first existing one."""
     if engine == "podman":
         return list(map(str, entry)) if isinstance(entry, list) else []
     found = [look_up(entry, keys) for keys in _PROGRAM_KEYS[engine]]

@@ -1,6 +1,6 @@
-"""Templates from which k3s and RKE2 write containerd's configuration at each start: a block of ours at the end.
+"""Templates from which k3s and RKE2 write containerd's configuration at each start: our block at the end.
 
-A template is TOML only once it is filled in, so its text is neither parsed nor touched outside of the block
+A template is TOML only once it is filled in, so its text is neither parsed nor changed outside of the block
 (docs.k3s.io, "Advanced options": configuring containerd).
 """
 
@@ -31,22 +31,22 @@ BASE = '{{ template "base" . }}\n'
 def is_generated(path: str, text: str) -> bool:
     """Whether k3s or RKE2 write containerd's file at each start: by its place, else by its first line.
 
-    One that is written from a user's template has whatever first line that has.
+    A file written from a user's template has the template's first line.
     """
     place = os.path.dirname(path).endswith(_PLACE) and path.endswith(".toml")
     return place or _GENERATED in text.partition("\n")[0]
 
 
 def has_base(text: str) -> bool:
-    """Whether a template brings in the one of k3s itself, and with it an entry for runc."""
+    """Whether a template includes the one of k3s, and with it an entry for runc."""
     return bool(_BASE.search(text))
 
 
 def tables_version(path: str, text: str) -> int:
-    """Return the version of the tables that containerd will read in what is written from a template.
+    """Return the version of the tables that containerd will read in the file written from a template.
 
-    It is what the text says, else that of k3s's own template, which the name tells; else 1: containerd takes any file
-    without one for that, and passes over tables of version 2 in it (seen with 1.6.20, 1.7.24 and 2.1.9).
+    It is the version in the text, else that of k3s's own template, by its name.  Otherwise it is 1: containerd assumes
+    1 for a file without a version, and ignores tables of version 2 in it (seen with 1.6.20, 1.7.24 and 2.1.9).
     """
     top = itertools.takewhile(lambda line: not toml_text.header_keys(line), text.splitlines())
     if match := next(filter(None, map(_VERSION.match, top)), None):

@@ -1,4 +1,4 @@
-"""Single values and tables of a TOML text set and removed; comments, order and all other bytes stay.
+"""Sets and removes single values and tables of a TOML text; comments, order and all other bytes stay.
 
 A whole document that goes through tomlkit can come out with tables moved (dotted keys, tables that are not in order),
 so the text is cut into statements (TOML 1.0: a header, or a key with its value) and only the one that changes is
@@ -17,7 +17,7 @@ _CLOSING = re.compile(r"""[]}]|\"{3}|'{3}""")
 
 
 class _Statement(NamedTuple):
-    """``keys``: the whole way of a header or a key; ``section``: that of the header above, equal for a header."""
+    """``keys``: the full path of a header or a key; ``section``: the path of the header above, for a header its own."""
 
     start: int
     end: int
@@ -58,7 +58,7 @@ def put(text: str, keys: Sequence[str], value: Any) -> str:
 
 
 def put_raw(text: str, keys: Sequence[str], value: str) -> str:
-    """Return the text with the value at ``keys``, which is there, replaced by another's text."""
+    """Return the text with the existing value at ``keys`` replaced by another's text."""
     found = _holder(text, keys)
     item = tomlkit.parse(f"value = {value}\n")["value"]
     return put(text, keys, item) if found is None else _rewrite(text, found, keys, item, exact=True)
@@ -187,7 +187,7 @@ def _rewrite(text: str, statement: _Statement, keys: Sequence[str], value: Any, 
 
 
 def _item(value: Any) -> Any:
-    """Return a value as it is written on one line."""
+    """Return a value in its one-line form."""
     if isinstance(value, dict):
         table = tomlkit.inline_table()
         for key, inner in value.items():

@@ -1,4 +1,4 @@
-"""Which settings make an engine know ocigpu: pure, from what its configuration says."""
+"""The settings that register ocigpu with an engine.  Pure, from its configuration."""
 
 import re
 from typing import Any, NamedTuple
@@ -89,8 +89,8 @@ def containerd_changes(wanted: Wanted, version: int, merged: dict[str, Any]) -> 
     """Return the changes of a containerd configuration of this version (containerd, docs/cri/config.md).
 
     ``merged``: the whole configuration.  The entry is like that of the runtime in use, with its cgroup driver.  The
-    table of runtimes replaces containerd's own, so "runc" is written too where no runtime was.
-    Raises OcigpuError OCIGPU-ENG-2 where the deprecated table default_runtime decides about the default.
+    table of runtimes replaces containerd's own, so "runc" is also written if no runtime existed.  Raises OcigpuError
+    OCIGPU-ENG-2 if the deprecated table default_runtime decides about the default.
     """
     plugin = cri_plugin({"version": version})
     settings = table_at(merged, plugin)
@@ -137,9 +137,9 @@ def _containerd_entry(wanted: Wanted, engine: dict[str, Any]) -> dict[str, Any]:
 def _like(runtimes: dict[str, Any], wanted: Wanted, default: Any, path_key: str) -> dict[str, Any]:
     """Return a copy of the entry to follow, with its cgroup driver.
 
-    A new default follows the one from before, an entry that replaces another that one; else it is the default's, or
-    that of runc or crun.  Those of NVIDIA's are copies of another: they count where there is no other.  What is ours
-    does not count, except in the place of the new entry.
+    A new default follows the former one, and an entry that replaces another follows that one.  Otherwise the model is
+    the default's entry, or that of runc or crun.  NVIDIA's entries are copies of others: they count only without
+    another.  Our own entries do not count, except the one that the new entry replaces.
     """
     first = (str(default), wanted.name) if wanted.default else (wanted.name, str(default))
     vendors = sorted(name for name in runtimes if name.startswith("nvidia"))
