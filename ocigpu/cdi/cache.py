@@ -1,7 +1,7 @@
-"""A specification as it is kept between two containers: one device among thousands is found without reading the rest.
+"""The cached form of a specification: one device among thousands is found without reading the rest.
 
 The text of a checked specification is one line of JSON with everything but the devices, then a line for each device:
-its name, a tab, JSON.  In the cache a head precedes it that says which state of which file it was made from.
+its name, a tab, JSON.  In the cache a head precedes it that identifies the source file and its state.
 """
 
 import os
@@ -97,7 +97,7 @@ def _head(path: str, status: os.stat_result) -> bytes:
 
 
 def read_cached_text(directory: int, path: str, status: os.stat_result) -> bytes:
-    """Return the text that was made of the file in this state, or nothing when there is none or it is damaged."""
+    """Return the text made from the file in this state, or nothing when it is missing or damaged."""
     if directory < 0:
         return b""
     kept = read_kept(directory, cache_name(path), 2)
@@ -107,7 +107,7 @@ def read_cached_text(directory: int, path: str, status: os.stat_result) -> bytes
 def write_cached_text(directory: int, path: str, status: os.stat_result, text: bytes, wanted: "Container[str]") -> None:
     """Keep the text of the file in this state, unless the file was changed a moment ago.
 
-    ``wanted``: names in the cache that stay when there are too many.
+    ``wanted``: names in the cache that are kept when it is pruned.
     """
     if directory >= 0 and time.time_ns() - status.st_ctime_ns >= SETTLED_NS:
         write_kept(directory, cache_name(path), (_head(path, status), text), PREFIX, SPARE_FILES, wanted)

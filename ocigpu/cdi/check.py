@@ -1,8 +1,8 @@
-"""The rules of the CDI specification: any data in, its canonical form and everything that is wrong with it out.
+"""The rules of the CDI specification: takes any data, returns its canonical form and all its problems.
 
-Errors are what the reference library or the published JSON schema refuses, and what cannot be carried out safely;
-warnings are what only the specification's text asks for, and what some engines do not take.  Field names match
-whatever their case and scalars become text where text is wanted, because the reference library reads them so.
+Errors are contents that the reference library or the published JSON schema refuses, or that cannot be carried out
+safely.  Warnings are violations of the specification's text alone, and contents that some engines refuse.  Field names
+match in any case, and scalars become text where text is expected, because the reference library reads them so.
 """
 
 from ocigpu.cdi.values import (
@@ -57,10 +57,10 @@ class Checked(NamedTuple):
 
 
 def check_spec(data: "Any") -> Checked:
-    """Return the canonical form of a specification and its problems; never raises, whatever ``data`` is.
+    """Return the canonical form of a specification and its problems; never raises, for any ``data``.
 
-    Canonical: field names as the specification writes them, text where text is wanted, no nulls.  A canonical
-    specification is its own canonical form.
+    Canonical: field names as in the specification, text where text is expected, no nulls.  A canonical specification is
+    its own canonical form.
     """
     found = Found()
     try:

@@ -31,10 +31,10 @@ class Difference(NamedTuple):
 
 
 def compare_specs(old: dict[str, Any], new: dict[str, Any]) -> tuple[Difference, ...]:
-    """Return what has to change in ``old`` to become ``new``, in the order of a specification's fields.
+    """Return the changes that turn ``old`` into ``new``, in the order of a specification's fields.
 
-    Both have canonical field names.  The fingerprint annotation is left out: it says where a specification comes from,
-    not what a container gets.  An empty field is the same as an absent one.
+    Both have canonical field names.  The fingerprint annotation is left out: it describes the origin of a
+    specification, not what a container gets.  An empty field is the same as an absent one.
     """
     found = [
         Difference("specification", "~", f"{field} {old.get(field)} is now {new.get(field)}")
@@ -161,7 +161,7 @@ def _hook_row(part: HookPart) -> tuple[str, str]:
 
 
 def _entries(edits: Edits, field: str) -> list[Any]:
-    """Return the entries of a field; those of hooks are taken apart."""
+    """Return the entries of a field; hooks are split into their parts."""
     entries = edits.get(field) or []
     return [part for hook in entries for part in _hook_parts(hook)] if field == "hooks" else entries
 

@@ -30,7 +30,7 @@ def check_conditions(
 
     try:
         facts = read_host()
-    except HostError as error:  # WSL: of such a host only specifications know the driver
+    except HostError as error:  # WSL: on such a host only specifications know the driver
         names = ", ".join(printable(name, 120) for name, _ in request.requirements[:3])
         return (f"{names} not examined: {error.message}",)
     check_requirements(request.requirements, facts, find_gpus(request.cdi_devices, facts))

@@ -1,7 +1,7 @@
 """Files of CDI specifications: bounded reading, JSON here, YAML in a forked child with limits and a deadline.
 
-Neither the name of a file nor its contents decide alone: what begins with "{" is read as JSON, and as YAML when it is
-not JSON; everything else is YAML.
+The file's name does not matter.  A text that begins with "{" is read as JSON, and as YAML if it is not JSON; all other
+texts are YAML.
 """
 
 import os
@@ -24,7 +24,7 @@ MAX_ANSWER = 64 << 20
 
 
 def read_document(path: str, notes: "list[str] | None" = None) -> "tuple[Any, os.stat_result]":
-    """Return the data of the specification file at ``path``, and what stat(2) told of the file before it was read.
+    """Return the data of the specification file at ``path``, and its stat(2) from before it was read.
 
     Symbolic links are followed.  ``notes``: as of :func:`parse_document`.  Raises CdiError OCIGPU-CDI-2 for anything
     but a readable regular file of at most 16 MiB with a document in it.  Must be called from a process with one thread:
@@ -47,9 +47,9 @@ def read_document(path: str, notes: "list[str] | None" = None) -> "tuple[Any, os
 def parse_document(text: bytes, what: str, notes: "list[str] | None" = None) -> "Any":
     """Return the data of the first JSON or YAML document; ``what`` names it in messages.
 
-    ``notes`` gets a sentence where others follow: engines pass over them.  Raises CdiError OCIGPU-CDI-2 for no data,
-    duplicate keys, what is no JSON data, and beyond the
-    limits of this module.  Must be called from a process with one thread.
+    ``notes`` gets a sentence if other documents follow: engines ignore them.  Raises CdiError OCIGPU-CDI-2 for missing
+    data, duplicate keys, data that JSON cannot express, and beyond the limits of this module.  Must be called from a
+    process with one thread.
     """
     if len(text) > MAX_BYTES:
         raise _cannot_read(what, f"larger than {MAX_BYTES >> 20} MiB")
@@ -67,7 +67,7 @@ def parse_document(text: bytes, what: str, notes: "list[str] | None" = None) -> 
     try:
         return _parse_yaml(text, what, notes)
     except CdiError:
-        raise problem from None  # somebody who begins with "{" means JSON
+        raise problem from None  # a text that begins with "{" is meant as JSON
 
 
 def _cannot_read(what: str, cause: str, hint: str | None = None) -> CdiError:
@@ -75,9 +75,9 @@ def _cannot_read(what: str, cause: str, hint: str | None = None) -> CdiError:
 
 
 def find_lines(path: str, places: "Iterable[str]") -> "dict[str, int]":
-    """Return the line of each place of a file that was read, such as "devices[3].containerEdits", or of what it is in.
+    """Return the line of each place in a file, such as "devices[3].containerEdits", or of its parent.
 
-    A place of which nothing can be told is left out.  Never raises for what is in the file.
+    An unknown place is left out.  Never raises for the file's contents.
     """
     wanted = {place: [place] for place in places}
     for names in wanted.values():
@@ -112,7 +112,7 @@ def _parse_yaml(text: bytes, what: str, notes: "list[str] | None", places: "set[
         raise _cannot_read(what, f"not understood within {DEADLINE:g} s: too large or too involved") from error
     except OverflowError as error:
         raise _cannot_read(what, f"more than {MAX_ANSWER >> 20} MiB of data") from error
-    import json  # rawjson would look for repeated names, which an answer of ours has not
+    import json  # rawjson would look for repeated names, which our own answer does not contain
 
     try:
         result = json.loads(answer)

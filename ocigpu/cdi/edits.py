@@ -3,11 +3,11 @@
 Intended differences to what NVIDIA's generator writes for the same host:
 
 * Numbers of a device node are left out when the host has the node: the engine fills them in when it starts a container,
-  so a major that the kernel gave anew after a driver was reloaded never grants another driver's device.
-* "permissions" are the plan's "rw", not "rwm": nobody in a container has to make nodes.
+  so a major number that the kernel reassigned after a driver reload never grants another driver's device.
+* "permissions" are the plan's "rw", not "rwm": containers need not make nodes.
 * All hooks are one entry (one process for each container), unless the hook program is not ocigpu-hook.
 * Links to DRM nodes go into that one entry as ``--device-link``: the hook makes those whose target the container has.
-* What lies below /proc/driver/nvidia is made by the hook from the nodes that the container has; it is no mount.
+* The hook makes the files below /proc/driver/nvidia from the container's nodes; they are not a mount.
 """
 
 import os
@@ -51,11 +51,11 @@ FOREIGN_ENVIRONMENT = ("NVIDIA_CTK_DEBUG=false",)
 
 
 class HookOptions(NamedTuple):
-    """The program that a specification's hooks start, and what it has to be told beside the actions.
+    """The program that a specification's hooks start, and its arguments beside the actions.
 
-    ``path``: its absolute path; one that is not called ocigpu-hook gets an entry for each hook, in the vendor's words.
-    ``config``: settings file for ocigpu-hook, "" for its own.  ``enabled``: hooks that may be written.
-    ``compat``: what enable-cuda-compat is told, None to leave it out.  ``proc_driver``: where the host has
+    ``path``: its absolute path; a program with another name than ocigpu-hook gets an entry for each hook, in the
+    vendor's words.  ``config``: settings file for ocigpu-hook, "" for its own.  ``enabled``: hooks that may be written.
+    ``compat``: the argument of enable-cuda-compat, None to leave it out.  ``proc_driver``: the host's path of
     /proc/driver/nvidia, "" to leave out disable-device-node-modification.  ``ldconfig``: the host's, "" for the usual.
     """
 
@@ -77,7 +77,7 @@ def edits_from_actions(
 ) -> "Edits":
     """Return containerEdits with the nodes, mounts and hooks of a plan's actions; empty lists are left out.
 
-    Without ``hook`` there are no hooks: then links, the loader's cache and small file systems are somebody else's.
+    Without ``hook`` the result has no hooks: then the caller handles links, the loader's cache and small file systems.
     ``additional_gids``: let the container's user open nodes that only the node's group may open.
     """
     access = {(rule.major, rule.minor): rule.access for rule in actions if isinstance(rule, AllowDevice)}
@@ -106,8 +106,8 @@ def node_edit(node: "DeviceNode", access: str) -> "dict[str, Any]":
 def mount_edit(bind: Bind) -> "dict[str, Any]":
     """Return the mounts entry of a bind mount.
 
-    ``type`` says nothing that the options do not, but crun up to 1.29 crashes without one where a container joins a
-    pod with a user namespace ("read status from sync socket"; containers/crun issue 1948; seen with 1.8.1).
+    ``type`` adds nothing to the options, but crun up to 1.29 crashes without one if a container joins a pod with a user
+    namespace ("read status from sync socket"; containers/crun issue 1948; seen with 1.8.1).
     """
     return {
         "hostPath": bind.host_path,
@@ -172,7 +172,7 @@ def _entry(path: str, arguments: list[str], environment: "Iterable[str]") -> "di
 def enabled_hooks(options: "GenerateOptions") -> tuple[str, ...]:
     """Return the names of the hooks that the options allow.
 
-    What is enabled by name is on, what is disabled by name is off, and ``all`` disables the others.
+    Hooks enabled by name are on, hooks disabled by name are off, and ``all`` disables the others.
     """
     allowed = () if "all" in options.disabled_hooks else DEFAULT_HOOKS
     return tuple(
@@ -183,10 +183,10 @@ def enabled_hooks(options: "GenerateOptions") -> tuple[str, ...]:
 
 
 def hook_options(options: "GenerateOptions", settings: "Settings") -> HookOptions:
-    """Return how hooks are written.
+    """Return the form of the hooks.
 
-    An absolute path of the options is taken as it is; a name is searched in PATH and the usual directories.  Without
-    one it is hook.path of the settings, else ocigpu-hook beside the running program, else in those directories.
+    An absolute path in the options is used unchanged; a name is searched in PATH and the usual directories.  The
+    default is hook.path of the settings, else ocigpu-hook beside the running program, else in those directories.
     """
     path = options.hook_path or settings.hook_path or _beside() or OUR_HOOK
     if not path.startswith("/"):
@@ -263,7 +263,7 @@ def make_draft(offer: "DeviceOffer", options: "GenerateOptions", hook: HookOptio
 
 
 def _device_edits(actions: "Sequence[Action]", gids: bool, hook: HookOptions) -> "Edits":
-    """Return the edits of one device: nodes and mounts, and links to nodes when no hook of ours decides about those."""
+    """Return the edits of one device: nodes and mounts, and links to nodes unless our hook makes them."""
     links = () if hook.merged else tuple(action for action in actions if _is_device_link(action))
     kept = [action for action in actions if isinstance(action, (Node, AllowDevice, Bind))]
     only_links = hook._replace(enabled=tuple(name for name in ("create-symlinks",) if name in hook.enabled))

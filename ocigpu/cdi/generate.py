@@ -56,15 +56,15 @@ class Part(NamedTuple):
 
 
 def generate(options: "GenerateOptions", settings: "Settings") -> Generated:
-    """Return the specification of this host's devices that the options ask for; raises as :func:`generate_all`."""
+    """Return the specification of this host's devices that the options request; raises as :func:`generate_all`."""
     return generate_all(options, settings)[0].generated
 
 
 def generate_all(options: "GenerateOptions", settings: "Settings") -> tuple[Part, ...]:
-    """Return the specification that the options ask for, then those for which its devices are sorted into kinds.
+    """Return the requested specification, then the further ones with its devices sorted into kinds.
 
-    Reads the host only.  Raises CdiError OCIGPU-CDI-7 when there is nothing to describe or the options cannot be met,
-    and what the source raises: HostError without a driver, RequestError for a device that is not there.
+    Reads the host only.  Raises CdiError OCIGPU-CDI-7 when the host has no devices or the options cannot be met, and
+    the errors of the source: HostError without a driver, RequestError for a missing device.
     """
     mode, vendor = find_mode(options.mode, options.vendor, settings)
     if options.vendor.lower() in vendor.kinds:
@@ -240,9 +240,9 @@ def sort_edits(edits: "Edits") -> "Edits":
 
 
 def _lower_version(spec: "dict[str, Any]", newest: str) -> list[str]:
-    """Give the specification the oldest version that will do; leave out what need not be to stay below ``newest``.
+    """Give the specification the oldest sufficient version; drop optional parts to stay below ``newest``.
 
-    Returns a note on what was left out; raises CdiError OCIGPU-CDI-7 when the devices themselves need more.
+    Returns a note on the dropped parts; raises CdiError OCIGPU-CDI-7 when the devices themselves need more.
     """
     spec["cdiVersion"] = minimum_version(spec)
     if not newest or not is_older(newest, spec["cdiVersion"]):

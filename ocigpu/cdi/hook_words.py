@@ -101,9 +101,9 @@ def link_target(target: str, path: str) -> str:
 
 
 class HookCall(NamedTuple):
-    """What a hook is asked to do: ``commands`` in order; ``unknown``: names of sub-commands that we do not have.
+    """The work of a hook: ``commands`` in order; ``unknown``: names of unsupported sub-commands.
 
-    ``state_file``: where the container's state is, "-" for standard input.
+    ``state_file``: path of the container's state, "-" for standard input.
     """
 
     commands: "tuple[Command, ...]"
@@ -112,10 +112,10 @@ class HookCall(NamedTuple):
 
 
 def parse_hook(words: list[str]) -> HookCall:
-    """Return what the words after the program's name (and after ocigpu-hook's own options) ask for.
+    """Parse the words after the program's name (and after ocigpu-hook's own options).
 
-    Raises OcigpuError OCIGPU-ARG-1, exit status 1 as the vendor's, for a bad option or value.  A sub-command that is
-    not known is none: specifications may be newer than the program.
+    Raises OcigpuError OCIGPU-ARG-1, exit status 1 as the vendor's, for a bad option or value.  An unknown sub-command
+    is not an error: specifications may be newer than the program.
     """
     left = list(reversed(words[1:] if words[:1] == ["hook"] else words))
     commands: "list[Command]" = []

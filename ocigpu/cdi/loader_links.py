@@ -1,7 +1,7 @@
-"""Libraries of a specification whose SONAME links are left to the hook update-ldcache.  Pure but for the reader given.
+"""Libraries of a specification whose SONAME links are left to the hook update-ldcache.  Pure but for the given reader.
 
-NVIDIA's toolkit up to 1.17 writes such files: they work with hook programs that make those links, as the vendor's and
-ours do, and with another one, or none, a container has no libcuda.so.1 and nothing says so.
+NVIDIA's toolkit up to 1.17 writes such files.  They work with hook programs that make those links, as the vendor's and
+ours do.  With another program, or none, a container lacks libcuda.so.1 without any message.
 """
 
 import os
@@ -49,9 +49,9 @@ def left_to_ldconfig(spec: "dict[str, Any]", read_soname: "Callable[[str], str]"
 
 
 def missing_links(sonames: "Mapping[str, str]", given: "AbstractSet[str]") -> "list[tuple[str, str]]":
-    """Return the links (target, path) by which libraries are found and which are not given.
+    """Return the missing links (target, path) by which libraries are found.
 
-    ``sonames``: SONAMEs, or "", by container path; ``given``: paths that somebody makes.  A path is there for each
+    ``sonames``: SONAMEs, or "", by container path; ``given``: paths that are made already.  A path appears for each
     library that needs it.
     """
     links = [
@@ -61,7 +61,7 @@ def missing_links(sonames: "Mapping[str, str]", given: "AbstractSet[str]") -> "l
 
 
 def _commands(arguments: list[str]) -> "tuple[Command, ...]":
-    """Return what the arguments of a hook ask for; a hook that is not of these is none."""
+    """Return the commands in a hook's arguments; none for any other hook."""
     start = next((at for at, word in enumerate(arguments) if word in OPTIONS), -1)
     if start < 0:
         return ()
@@ -72,7 +72,7 @@ def _commands(arguments: list[str]) -> "tuple[Command, ...]":
 
 
 def read_host_soname(path: str) -> str:
-    """Return the SONAME of a file of this host, "" for what is no library."""
+    """Return the SONAME of a file of this host, "" if it is not a library."""
     library = read_elf(path)
     return library.soname if library else ""
 

@@ -37,14 +37,13 @@ class RefreshedSpec(NamedTuple):
 def refresh(
     options: GenerateOptions, settings: Settings, path: str = DEFAULT_OUTPUT, newest: str = ""
 ) -> RefreshedSpec:
-    """Generate the specification and write it to ``path`` (mode 0644) unless the file says the same already.
+    """Generate the specification and write it to ``path`` (mode 0644) unless the file's content is equal.
 
-    What is compared is the parsed content, so an equal file is left alone whoever formatted it, and nobody who watches
-    it is woken.  Where the options name no newest version it is the file's, if that was lowered, else ``newest``, what
-    the engines read.  One refresh works at a time.  Needs the right to write there.  Raises the generator's
-    error when there is nothing to write: the file stays, and the message says whether it is stale.  Raises CdiError
-    OCIGPU-CDI-8 when it cannot be written.  What else the options ask for, and other vendors' GPUs, is written
-    beside it.
+    The parsed contents are compared, so an equal file in another format stays, and its watchers are not woken.  If the
+    options name no newest version, it is the file's, if that was lowered, else ``newest``, the version that the engines
+    read.  One refresh works at a time.  Needs the right to write there.  Raises the generator's error when it has
+    nothing to write: the file stays, and the message states whether it is stale.  Raises CdiError OCIGPU-CDI-8 when it
+    cannot be written.  Further requested specifications, and those of other vendors' GPUs, are written beside it.
     """
     target, form = target_of(path)
     lock = _take_lock()
@@ -70,9 +69,9 @@ def refresh(
 
 
 def _take_lock() -> int:
-    """Return a descriptor that holds the lock of all refreshes until it is closed, -1 where there is no place for it.
+    """Return a descriptor that holds the lock of all refreshes until it is closed, -1 without a place for it.
 
-    It is in our own directory: everybody who may read a directory of specifications could hold a lock on that one.
+    The lock is in our own directory: every user who may read a directory of specifications could lock that directory.
     """
     fd = -1
     try:
@@ -99,12 +98,12 @@ def _read_before(path: str, settings: Settings) -> tuple[Any, tuple[str, ...]]:
 
 
 def generate_for(before: Any, options: GenerateOptions, settings: Settings, newest: str) -> tuple[Part, ...]:
-    """Generate for a file with this content (None: there is none) and engines that read ``newest`` ("": unknown)."""
+    """Generate for a file with this content (None: no file) and engines that read ``newest`` ("": unknown)."""
     return generate_within(_lower(before, newest), options, settings, generate_host)
 
 
 def _lower(before: Any, newest: str) -> str:
-    """Return the newest version for a file: that of the file from before if it was lowered, else ``newest``."""
+    """Return the newest version for a file: the former file's if it was lowered, else ``newest``."""
     version = parse_version(str(before.get("cdiVersion"))) if isinstance(before, dict) else ""
     if not version or not is_older(version, ANNOTATED) or (newest and is_older(newest, version)):
         return newest

@@ -1,6 +1,6 @@
-"""The CDI specifications of a host: which files there are, which devices they define, and who wins.
+"""The CDI specifications of a host: their files, the devices they define, and precedence.
 
-A file that cannot be used is an error of that file alone; all others stay usable.
+An unusable file affects only itself; all others stay usable.
 """
 
 import os
@@ -64,10 +64,10 @@ class Registry(NamedTuple):
     errors: tuple[tuple[str, str], ...]
 
     def resolve(self, names: "Sequence[str]") -> Resolved:
-        """Return what these qualified names stand for; spec-level edits come once, before a file's first device.
+        """Return the edits for these qualified names; spec-level edits come once, before a file's first device.
 
-        Raises CdiError: OCIGPU-CDI-1 for something that is no qualified name, OCIGPU-CDI-5 for a device that two
-        files of the winning directory define, OCIGPU-CDI-4 for what no file defines.
+        Raises CdiError: OCIGPU-CDI-1 for an invalid qualified name, OCIGPU-CDI-5 for a device that two files of the
+        winning directory define, OCIGPU-CDI-4 for an undefined device.
         """
         wanted: dict[str, list[str]] = {}
         for name in dict.fromkeys(names):
@@ -94,7 +94,7 @@ class Registry(NamedTuple):
         return Resolved(tuple(edits), tuple(files), tuple(used.values()))
 
     def _hint(self, kind: str) -> "str | None":
-        """Return what there is instead of an unknown device of this kind, None when there is nothing at all."""
+        """Return a hint for an unknown device of this kind: the defined devices or kinds; None without any."""
         names = sorted({name for spec in self.specs if spec.kind == kind for name in spec.device_names()})
         what, found = (f"Devices of {kind}", names) if names else ("Kinds", sorted({spec.kind for spec in self.specs}))
         more = ", ..." if len(found) > HINTED else ""
@@ -125,7 +125,7 @@ class Registry(NamedTuple):
         )
 
     def conflicts(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Return (qualified name, files) of devices that nobody gets: two files of one directory define them."""
+        """Return (qualified name, files) of unusable devices: two files of one directory define them."""
         winners = ((name, _winners(specs)) for name, specs in self.definitions().items())
         return tuple((name, tuple(spec.path for spec in specs)) for name, specs in winners if len(specs) > 1)
 
@@ -211,7 +211,7 @@ def read_registry(settings: Settings) -> Registry:
 
 
 def _list_directory(directory: str) -> tuple[list[str], str]:
-    """Return the names of the specifications in a directory, sorted, and what is wrong with it ("": nothing)."""
+    """Return the names of the specifications in a directory, sorted, and the directory's problem ("": none)."""
     try:
         status = os.stat(directory)
         if problem := why_untrusted(status.st_uid, status.st_mode):
@@ -227,7 +227,7 @@ def _list_directory(directory: str) -> tuple[list[str], str]:
 
 
 def _load(path: str, priority: int, cache: int, wanted: set[str]) -> "tuple[LoadedSpec | None, str]":
-    """Return the specification of a file, or None and why it cannot be used ("": it is none, or gone)."""
+    """Return the specification of a file, or None and why it cannot be used ("": not a specification, or gone)."""
     try:
         linked = os.path.islink(path)
         status = os.stat(path)

@@ -26,8 +26,8 @@ def transform_root(spec: dict[str, Any], from_root: str, to_root: str, side: str
     """Return ``spec`` with ``from_root`` replaced by ``to_root`` in its paths of the host, or of the container.
 
     Both are absolute ("" is "/").  A path is changed if it is the root or lies under it.  With another root on the host
-    the fingerprint is left out: it stands for the settings of where the specification was generated.  Lists and objects
-    that do not change are shared with ``spec``, which stays as it was.
+    the fingerprint is left out: it belongs to the settings of the host that generated the specification.  Unchanged
+    lists and objects are shared with ``spec``, which is not modified.
     """
     from_root, to_root = clean_path(from_root or "/"), clean_path(to_root or "/")
 
@@ -54,7 +54,7 @@ def transform_root(spec: dict[str, Any], from_root: str, to_root: str, side: str
 
 
 def move_path(path: str, from_root: str, to_root: str) -> str:
-    """Return an absolute ``path`` with its root replaced; any other text, and a path outside, as it is."""
+    """Return an absolute ``path`` with its root replaced; any other text, and a path outside, unchanged."""
     if not path.startswith("/") or from_root == to_root:
         return path
     clean = clean_path(path)
@@ -85,7 +85,7 @@ def _move_node(node: dict[str, Any], moved: Transform, host: bool) -> dict[str, 
     after = (before[0], moved(before[1])) if host else (moved(before[0]), before[1])
     if after == before:
         return node
-    # The order of a node's fields is that of the CDI library's own files.
+    # A node's fields are in the order of the CDI library's own files.
     rest = {name: value for name, value in node.items() if name not in ("path", "hostPath")}
     return {"path": after[0], "hostPath": after[1], **rest}
 

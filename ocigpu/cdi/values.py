@@ -1,4 +1,4 @@
-"""Values of a CDI specification, read field by field: what they must be, and what is wrong with them."""
+"""Values of a CDI specification, read field by field: their rules, and their problems."""
 
 import struct
 
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
 
 
 class EnoughError(Exception):
-    """As many errors as are shown were found."""
+    """The number of errors has reached the limit of the display."""
 
 
 class Found:
@@ -100,7 +100,7 @@ def _find_field(
 
 
 def require(found: Found, value: "Any", result: "dict[str, Any]", field: str, where: "Where", message: str) -> None:
-    """Report a required text that is missing or empty, unless it is there and was refused already."""
+    """Report a required text that is missing or empty, unless it was already refused."""
     if result.get(field) or not isinstance(value, dict):
         return
     if field in result or value.get(field) is None:
@@ -126,7 +126,7 @@ def list_of(read: "Reader") -> "Reader":
 
 
 def read_text(found: Found, value: "Any", where: "Where") -> str | None:
-    """Return text; the reference library turns numbers and truth values into text where it wants text."""
+    """Return text; the reference library turns numbers and booleans into text where it expects text."""
     if isinstance(value, str):
         if not value.isprintable():
             if "\0" in value:
@@ -184,7 +184,7 @@ def require_absolute(found: Found, text: str, where: "Where") -> None:
 
 
 def read_source(found: Found, value: "Any", where: "Where") -> str | None:
-    """Return what is mounted: a path, or a word such as "tmpfs"."""
+    """Return the source of a mount: a path, or a word such as "tmpfs"."""
     text = read_text(found, value, where)
     if not text:
         return text

@@ -61,7 +61,7 @@ def requirements(spec: "dict[str, Any]") -> "tuple[Requirement, ...]":
 
 
 def read_engines() -> "tuple[Engine, ...]":
-    """Return which releases of which engines accept what: engines.toml."""
+    """Return the specification versions that releases of engines accept: engines.toml."""
     import os
     import tomllib
 

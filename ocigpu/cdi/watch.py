@@ -1,8 +1,8 @@
 """``ocigpu watch``: keeps a specification up to date while the host changes.
 
-The kernel's uevents say at once that a module, a PCI function or a DRM device came or went.  MIG devices, IMEX
-channels, nodes, settings and the loader's cache change without one: a cheap look each few seconds finds them.  An event
-only makes it look earlier; what has changed is read from the host.
+The kernel's uevents report at once that a module, a PCI function or a DRM device came or went.  MIG devices, IMEX
+channels, nodes, settings and the loader's cache change without an event: a cheap check every few seconds finds them.
+An event only advances the check; the changes are read from the host.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ class Pace:
 
 
 class Observed(NamedTuple):
-    """What is looked at: fingerprints of all sources, and (inode, size, time) of two files, () for one that is not."""
+    """The observed state: fingerprints of all sources, and (inode, size, time) of two files, () for a missing one."""
 
     fingerprints: "tuple[Fingerprint, ...]"
     loader_cache: tuple[int, ...]
@@ -104,9 +104,9 @@ class Observed(NamedTuple):
 
 
 def observe(settings: Settings) -> Observed:
-    """Read what a specification depends on; raises HostError when a file of the driver cannot be read.
+    """Read the inputs of a specification; raises HostError when a file of the driver cannot be read.
 
-    The loader's cache is written anew when libraries are installed: the driver's, or others.
+    An installation of libraries, the driver's or others, rewrites the loader's cache.
     """
     return Observed(
         tuple(read_fingerprint(source, settings) for source in VENDORS),
@@ -127,7 +127,7 @@ def explain(old: Observed, new: Observed) -> tuple[str, ...]:
 
 
 def describe_event(event: dict[str, Any]) -> str:
-    """Return a uevent that may concern GPUs in words, "add module nvidia_uvm"; "" for any other."""
+    """Return a uevent that may concern GPUs as text, "add module nvidia_uvm"; "" for any other."""
     action, subsystem = str(event.get("ACTION", "")), str(event.get("SUBSYSTEM", ""))
     if action not in ACTIONS or not (subsystem in SUBSYSTEMS or subsystem.startswith("nvidia")):
         return ""
@@ -154,7 +154,7 @@ class Uevents:
         return int(self.socket.fileno())
 
     def read(self) -> list[str]:
-        """Return the events that wait, in words, and only those that may concern GPUs."""
+        """Return the waiting events that may concern GPUs, as text."""
         found: list[str] = []
         while True:
             try:
@@ -251,7 +251,7 @@ class Watch:
     def renew_facts(self, now: float) -> None:
         """Have facts for the next starts, and renew them before they are old if no GPU has to wake up for that."""
         self.facts_due = math.inf
-        with contextlib.suppress(OcigpuError):  # a start says it
+        with contextlib.suppress(OcigpuError):  # the start logs it
             facts = read_facts(self.settings, YOUNG)
             if any(file.container_path == AWAKE for file in facts.sockets):
                 self.facts_due = now + RENEWAL
@@ -318,7 +318,7 @@ class Watch:
 
 
 def _changed_on_the_command_line(settings: Settings) -> dict[str, Any]:
-    """Return the settings that are not those of their file."""
+    """Return the settings that differ from their file."""
     from_file = read_settings(settings.path if settings.path != DEFAULT_PATH else "")._asdict()
     return {name: value for name, value in settings._asdict().items() if value != from_file[name]}
 

@@ -72,7 +72,7 @@ def _ordered(value: "Any", field: str) -> "Any":
 
 
 class _Texts(dict[str, str]):
-    """Texts as YAML has them, each looked at once: most are there many times."""
+    """Texts in YAML form, each converted once: most occur many times."""
 
     def __missing__(self, text: str) -> str:
         written = self[text] = text if _is_plain(text) else _quoted(text)
@@ -126,7 +126,7 @@ def _escape(code: int) -> str:
 
 
 def target_of(path: str, form: str = "") -> tuple[str, str]:
-    """Return (path, format) of the file to write: the extension decides, in any case of letters.
+    """Return (path, format) of the file to write: the extension decides, in upper or lower case.
 
     A path without a known extension gets that of ``form`` ("json" or "yaml"; "" is yaml).
     """
@@ -149,11 +149,11 @@ def dump(spec: "dict[str, Any]", form: str) -> str:
 
 
 def write_spec(spec: "dict[str, Any]", path: str, form: str) -> None:
-    """Write a specification as the file ``path``, mode 0644, replacing one that is there, or not at all.
+    """Write a specification as the file ``path``, mode 0644, atomically replacing an existing one.
 
-    ``path`` and ``form`` as :func:`target_of` gives them.  Missing directories are made (0755).  The text is in the
-    directory under another name, which no engine reads, before it gets its own.  Raises CdiError OCIGPU-CDI-8; then a
-    file that was there is as it was.
+    ``path`` and ``form`` as :func:`target_of` gives them.  Missing directories are made (0755).  The text is first
+    written under another name in the directory, which no engine reads, and then renamed.  Raises CdiError OCIGPU-CDI-8;
+    then an existing file is unchanged.
     """
     try:
         text = dump(spec, form).encode()
@@ -167,7 +167,7 @@ def write_spec(spec: "dict[str, Any]", path: str, form: str) -> None:
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Write a file, mode 0644, replacing one that is there, or not at all; missing directories are made (0755).
+    """Write a file, mode 0644, atomically replacing an existing one; missing directories are made (0755).
 
     Raises OSError.
     """

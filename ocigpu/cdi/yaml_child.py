@@ -39,7 +39,7 @@ _MAX_NUMBER = 400
 
 
 class RefusedError(Exception):
-    """The document is not accepted; the text says where and why."""
+    """The document is not accepted; the text states where and why."""
 
     def __init__(self, mark: "Any", cause: str) -> None:
         place = f"line {mark.line + 1} column {mark.column + 1}: " if mark is not None else ""
@@ -77,8 +77,8 @@ def answer_in_child(
 ) -> bytes:
     """Return, as JSON, {"data": ...}, {"error": sentence} or {"missing": why yaml cannot be imported}.
 
-    The data is that of the document or, where there are ``places``, their lines (:func:`find_lines`).
-    Beside it: "more" with the line at which something follows the first document, if anything does.
+    The data is that of the document or, with ``places``, their lines (:func:`find_lines`).  Beside it: "more" with the
+    line at which something follows the first document, if anything does.
 
     Gives up root, ends with ``parent``, and takes at most ``seconds`` of processor time and 1 GiB of memory.
     """
@@ -169,7 +169,7 @@ def find_lines(yaml: "Any", text: bytes, places: "Container[str]") -> dict[str, 
     lines: dict[str, int] = {}
     try:
         _find_lines(yaml.events, parser, places, lines)
-    except yaml.YAMLError:  # what was found before it counts
+    except yaml.YAMLError:  # earlier findings count
         return lines
     return lines
 
@@ -322,7 +322,7 @@ def _scalar(event: "Any") -> "Any":
 
 
 def resolve(event: "Any", text: str) -> "Any":
-    """Return what a plain scalar means; raises RefusedError for infinities and what is not a number."""
+    """Return the value of a plain scalar; raises RefusedError for infinities and NaN."""
     if text and text[0] not in _FIRST:
         return text
     if text in _WORDS:
