@@ -1,6 +1,6 @@
-"""The support archive: what somebody else needs to understand a host, without its secrets.
+"""The support archive: the facts that others need to understand a host, without its secrets.
 
-Redaction errs on the side of taking out too much.
+Redaction removes too much rather than too little.
 """
 
 import errno
@@ -126,9 +126,9 @@ _LOG = re.compile(r"nvidia|nvrm|xid|ocigpu|nouveau|apparmor|avc:|selinux|cgroup|
 
 
 def write_archive(path: str, host: Host, findings: list[Finding]) -> list[str]:
-    """Write the archive (tar, gzip; mode 0600) to ``path``, which must not exist; return the names in it.
+    """Write the archive (tar, gzip; mode 0600) to ``path``, which must not exist; return the names of its members.
 
-    Raises UsageError when the file exists or cannot be written; nothing is left then.
+    Raises UsageError when the file exists or cannot be written; then no file is left.
     """
     members, left_out = collect(host, findings)
     members["left-out.txt"] = "".join(f"{line}\n" for line in left_out) or "nothing\n"
@@ -222,7 +222,7 @@ def _facts(host: Host) -> Any:
 
 
 def _engine_file(host: Host, path: str) -> Any:
-    """Return the data of a configuration file: as data its secrets can be told apart; raises for what is not."""
+    """Return the parsed data of a configuration file, so its secrets can be found; raises for any other file."""
     return parse_config(path, read_file(host.root or "/", path) or "")
 
 

@@ -1,4 +1,4 @@
-"""What is new and what is gone between two reports, of which the earlier one may be a file of ``doctor --json``."""
+"""The differences of two reports: new and gone findings.  The earlier one may be a file of ``doctor --json``."""
 
 import json
 from collections.abc import Iterator, Sequence

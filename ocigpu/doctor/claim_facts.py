@@ -1,4 +1,4 @@
-"""What a node says of drivers of dynamic resource allocation, and the API server of their claims; judged in claims.py.
+"""A node's facts about DRA drivers, and the API server's about their claims; claims.py checks them.
 
 Sources: k8s.io/kubelet (directories of plugins), kubernetes/pkg/kubelet/cm/devicemanager/checkpoint (what
 device plugins have registered), the files of our own driver.
@@ -26,9 +26,9 @@ BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class DriverFacts(NamedTuple):
-    """A driver that has been on this node.  ``sockets``: of its registration, and whether somebody answers there.
+    """A driver that has been on this node.  ``sockets``: of its registration, and whether they answer.
 
-    ``claims``: the claims that it has prepared since the machine was started, by uid.
+    ``claims``: the claims that it has prepared since boot, by uid.
     """
 
     status: DriverStatus
@@ -49,9 +49,9 @@ class ClaimFacts(NamedTuple):
 
 
 def read_claim_facts(files: RootFiles) -> ClaimFacts:
-    """Return what the node says, and the API server that KUBECONFIG or the node's admin.conf names.
+    """Return the facts of the node, and of the API server that KUBECONFIG or the node's admin.conf names.
 
-    Raises HostError (OCIGPU-HOST-3) for a file that is there and cannot be read or understood.
+    Raises HostError (OCIGPU-HOST-3) for an existing file that cannot be read or parsed.
     """
     drivers = []
     for name in files.names(f"{KUBELET}/plugins"):
@@ -84,7 +84,7 @@ def _answers(path: str) -> bool:
         with socket.socket(socket.AF_UNIX) as one:
             one.settimeout(2.0)
             one.connect(path)
-    except OSError:  # refused: who made it is gone
+    except OSError:  # refused: its maker is gone
         return False
     return True
 

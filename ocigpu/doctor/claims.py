@@ -1,4 +1,4 @@
-"""Checks of a node whose GPUs are given to resource claims: pure functions over what claim_facts.py read."""
+"""Checks of a node whose GPUs are given to resource claims: pure functions over the facts of claim_facts.py."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any

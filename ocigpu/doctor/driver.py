@@ -327,7 +327,7 @@ def check_lost(host: Host) -> list[Finding]:
 
 
 def _xids(host: Host) -> list[Finding]:
-    """GPUs that answer now and were lost before, by the kernel's log; a log that cannot be read says nothing here."""
+    """GPUs that answer now and were lost before, by the kernel's log; an unreadable log yields none."""
     try:
         found = [_XID.search(line) for line in host.kernel_log]
     except (HostError, OSError):

@@ -1,4 +1,4 @@
-"""Checks of the engines: are they told of ocigpu, is what they are told there, do they run with it."""
+"""Checks of the engines: are they configured for ocigpu, do the configured files exist, do they run with them."""
 
 import os
 import re
@@ -18,9 +18,9 @@ UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"
 
 
 def installed_engines(host: Host, engine: str = "") -> list[EngineStatus]:
-    """Return the engines there are; a containerd without a file of its own is Docker's where Docker is.
+    """Return the installed engines; with Docker, a containerd without its own file is Docker's.
 
-    The usual file of a daemon that does not run counts only where none runs with another file: nobody reads it.
+    The usual file of a stopped daemon counts only if no daemon runs with another file: otherwise it is unused.
     """
     others = {item.engine for item in host.engines if item.flavour == "custom" and item.running}
     found = [item for item in host.engines if item.installed and engine in ("", item.engine)]
@@ -176,7 +176,7 @@ def ways_to_gpus(host: Host, status: EngineStatus) -> list[str]:
 
 
 def runtime_works(host: Host) -> bool:
-    """Whether ocigpu's runtime can give this host's GPUs: those of WSL in mode cdi only, from a specification."""
+    """Whether ocigpu's runtime can provide this host's GPUs: those of WSL only in mode cdi, from a specification."""
     return not host.is_wsl or (MODES[host.settings.mode] == "cdi" and bool(host.specs.gpus))
 
 
@@ -210,9 +210,9 @@ def check_problems(host: Host) -> list[Finding]:
 
 
 def _names_for_paths(host: Host, status: EngineStatus) -> list[Finding]:
-    """Return what is wrong with CDI names in "devices" of containers.conf: Podman before 4.6 refuses all its commands.
+    """Return the problem of CDI names in "devices" of containers.conf: Podman before 4.6 then refuses all commands.
 
-    (containers/common 0.54, which Podman 4.6 has, was the first to take them there: pkg/config.)
+    (containers/common 0.54, part of Podman 4.6, was the first to accept them there: pkg/config.)
     """
     release = release_of(host, "podman")
     if not release or is_from(release, 4, 6):
@@ -242,7 +242,7 @@ def _is_cdi_name(text: object) -> bool:
 
 
 def _checker(host: Host, status: EngineStatus) -> str:
-    """Return the command that says what is wrong with an engine's file."""
+    """Return the command that checks an engine's file."""
     known = KNOWN["engines"][status.engine]
     old = status.engine == "docker" and not is_from(release_of(host, "docker"), 23)  # it has no --validate before
     return str(known["old_checker" if old else "checker"].format(path=shlex.quote(host.path(status.target))))
@@ -384,7 +384,7 @@ def check_running(host: Host) -> list[Finding]:
 
 
 def cgroup_driver(host: Host, status: EngineStatus) -> str:
-    """Return "systemd" or "cgroupfs": what the daemon says, its file, or the engine's default; "" when unknown."""
+    """Return "systemd" or "cgroupfs": from the daemon, its file, or the engine's default; "" when unknown."""
     if status.engine == "docker" and host.docker and not host.docker.problem:
         return str(host.docker.info.get("CgroupDriver", ""))
     data = read_merged(host.root or "/", status.engine, status.target, [])[1]

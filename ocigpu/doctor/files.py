@@ -16,7 +16,7 @@ PROGRAM_DIRECTORIES = tuple(SEARCH_PATH.split(":"))
 class RootFiles:
     """``root``: "" for this machine, else the directory that stands for "/"; ``live``: this machine.
 
-    Raises UsageError when ``root`` is no directory.
+    Raises UsageError when ``root`` is not a directory.
     """
 
     def __init__(self, root: str = "") -> None:
@@ -31,9 +31,9 @@ class RootFiles:
         return self.root + path
 
     def find(self, path: str) -> str:
-        """Return the path on this machine with links resolved inside the root, "" when there is nothing.
+        """Return the path on this machine with links resolved inside the root, "" for a missing file.
 
-        Raises PermissionError when that cannot be told.
+        Raises PermissionError when that cannot be determined.
         """
         found = self.tree.find(path)
         if not found:
@@ -49,9 +49,9 @@ class RootFiles:
         return bool(self.find(path))
 
     def text(self, path: str, limit: int = TEXT_LIMIT) -> str | None:
-        """Return a file's text, None when there is none; raises HostError when it is there and cannot be read.
+        """Return a file's text, None if it is missing; raises HostError if it exists and cannot be read.
 
-        Files of /proc/sys are to be read with the usual limit: the kernel allocates as much (ENOMEM).
+        Read files of /proc/sys with the usual limit: the kernel allocates that much (ENOMEM).
         """
         found = self.find(path)
         return read_text(found, limit) if found else None
@@ -62,7 +62,7 @@ class RootFiles:
         return sorted(os.listdir(found)) if found and os.path.isdir(found) else []
 
     def program(self, *paths: str) -> str:
-        """Return the first of these paths of the host that is a file somebody may execute, "" for none."""
+        """Return the first of these host paths that is an executable file, "" for none."""
         for path in paths:
             found = self.find(path)
             if found and os.path.isfile(found) and os.stat(found).st_mode & 0o111:

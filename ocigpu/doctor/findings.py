@@ -1,6 +1,6 @@
-"""What a check says: findings, and the evidence they rest on; and every check, from checks.toml.
+"""The results of checks: findings and their evidence; and the list of all checks, from checks.toml.
 
-Checks are in the order in which causes come before their effects.  docs/DOCTOR.md is generated from them.
+In the order of the checks, causes come before their effects. docs/DOCTOR.md is generated from them.
 """
 
 import tomllib
@@ -24,7 +24,7 @@ KNOWN = read_table("known.toml")
 
 
 class Evidence(NamedTuple):
-    """One thing that was looked at: a path (or what was asked), the value found, and the value wanted ("" for any)."""
+    """One examined fact: a path (or a query), the value found, and the value expected ("" for any)."""
 
     path: str
     found: str
@@ -35,9 +35,9 @@ class Finding(NamedTuple):
     """One result of a check.
 
     ``text``: one plain sentence.  ``fixes``: commands to run, in this order; a line that begins with "#" explains.
-    ``safe``: those that ``doctor --fix`` may run.  ``choices``: commands that mend nothing and may be wanted all the
-    same, with the reason as their comment: no script is to run them.  ``name``: that of the check.  ``code``: the
-    finding's name in the check's table, "" where the table has none.
+    ``safe``: those that ``doctor --fix`` may run.  ``choices``: optional commands that fix nothing, with the reason as
+    their comment: no script may run them.  ``name``: that of the check.  ``code``: the finding's name in the check's
+    table, "" where the table has none.
     """
 
     severity: str
@@ -54,7 +54,7 @@ class Finding(NamedTuple):
         return self.severity in ("error", "warning", "note")
 
     def is_still(self, before: "Finding") -> bool:
-        """Whether this is what was found before, in whole or in part: a text may tell numbers that change."""
+        """Whether this repeats an earlier finding, completely or in part: numbers in a text may change."""
         same = self.is_bad and (self.name, self.code) == (before.name, before.code)
         now, then = ({seen.path for seen in one.evidence} for one in (self, before))
         return same and (not now.isdisjoint(then) or not (now or then))
@@ -71,12 +71,12 @@ def not_checked(reason: str, *evidence: Evidence) -> Finding:
 
 
 class Check(NamedTuple):
-    """One cause that is looked for: a stable name, what is asked, why it matters, and who answers.
+    """One possible cause: a stable name, the question, why it matters, and the function that answers it.
 
-    ``run``: "module.function" of this package; the function takes a Host, or what the Host's member ``takes`` is, and
-    returns at least one finding.  It may raise OcigpuError or OSError for what cannot be read: then the check counts as
-    not made, with that reason.  ``says``: severity, text and fixes of its findings by name, with places for values as
-    of str.format; ``safe`` where ``doctor --fix`` may run them: tests/doctor/test_doctor_fix.py has run each.
+    ``run``: "module.function" of this package; the function takes a Host, or the value of the Host's member ``takes``,
+    and returns at least one finding.  It may raise OcigpuError or OSError if a source cannot be read: then the check
+    counts as not made, with that reason.  ``says``: severity, text and fixes of its findings by name, with places for
+    values as of str.format; ``safe`` where ``doctor --fix`` may run them: tests/doctor/test_doctor_fix.py has run each.
     """
 
     name: str
@@ -101,8 +101,8 @@ _SAYS = {f"{check.name}.{name}": entry for check in EVERY for name, entry in che
 def say(what: str, /, *evidence: Evidence, **values: object) -> Finding:
     """Return a finding of the table by the names of its check and its own, "no-gpu.none", with these values.
 
-    ``severity`` among them goes before the table's.  A fix that is nothing but the place of a tuple is as many fixes:
-    text is never taken apart, it may be a name on another machine's disk.
+    A ``severity`` among them overrides the table's.  A fix that consists only of the placeholder of a tuple becomes one
+    fix for each member.  Text is never split, because it may be a name on another machine's disk.
     """
     entry = _SAYS[what]
     fixes: list[str] = []

@@ -26,10 +26,10 @@ def _by_check(findings: list[Finding]) -> dict[str, list[Finding]]:
 
 
 def render_junit(host: Host, findings: list[Finding]) -> str:
-    """Return the report as XML that readers of JUnit's results take: a case for each check.
+    """Return the report as XML for readers of JUnit results: a case for each check.
 
-    It fails by errors and warnings; one that could not be made is skipped.  What Ant's schema asks for and Jenkins'
-    allows (JUnit.xsd of github.com/windyroad/JUnit-Schema, junit-10.xsd of github.com/jenkinsci/xunit-plugin).
+    Errors and warnings are failures; a check that could not be made is skipped.  The form meets Ant's schema and
+    Jenkins' (JUnit.xsd of github.com/windyroad/JUnit-Schema, junit-10.xsd of github.com/jenkinsci/xunit-plugin).
     """
     top, make = ElementTree.Element("testsuites"), ElementTree.SubElement
     suite = make(top, "testsuite", name="doctor", package="ocigpu", id="0", errors="0", time="0")

@@ -1,9 +1,8 @@
-"""The host under examination: everything a check may look at, read below a root, at most once.
+"""The host under examination: everything a check may examine, read below a root, at most once.
 
-Three ways to name it: this machine; this machine with a simulated host's driver (settings with ``simulation.root``);
-or a directory that stands for the root of another machine (``root``): a simulated host with its /etc, /proc and /sys,
-or a disk that is mounted somewhere.  Daemons and processes are asked on this machine only.  Nothing is read before a
-check asks for it.
+Three ways to name it: this machine; this machine with a simulated host's driver (settings with ``simulation.root``); or
+a directory that stands for the root of another machine (``root``): a simulated host with its /etc, /proc and /sys, or a
+mounted disk.  Daemons and processes are queried on this machine only.  Nothing is read before a check needs it.
 """
 
 import os
@@ -52,12 +51,12 @@ NVML_SECONDS = 30.0
 
 
 class Host(RootFiles):
-    """What the checks look at.  ``root``: "" for this machine, else the directory that stands for "/".
+    """The subject of the checks.  ``root``: "" for this machine, else the directory that stands for "/".
 
-    ``config``: the settings file, "" for the usual one.  ``nvml_seconds``: how long NVML may take.
-    ``states``: state directories of runc and crun to look in instead of the usual ones.
-    Raises UsageError when ``root`` is no directory.  A settings file that cannot be used is no error here: it is kept
-    in ``settings_error`` and the defaults are used.
+    ``config``: the settings file, "" for the usual one.  ``nvml_seconds``: how long NVML may take.  ``states``: state
+    directories of runc and crun to search instead of the usual ones.  Raises UsageError when ``root`` is not a
+    directory.  An unusable settings file is not an error here: ``settings_error`` keeps the reason, and the defaults
+    are used.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Host(RootFiles):
 
     @cached_property
     def marker(self) -> dict[str, object]:
-        """What a simulated host says of itself; empty for a real one."""
+        """The description of a simulated host; empty for a real one."""
         try:
             return read_marker(self.settings.simulation_root) if self.settings.simulation_root else {}
         except OcigpuError:
@@ -93,12 +92,12 @@ class Host(RootFiles):
 
     @cached_property
     def tenant_facts(self) -> TenantFacts:
-        """What it says of virtual machines with GPUs."""
+        """The facts about virtual machines with GPUs."""
         return read_tenant_facts(self, self.roots.sys, self.settings.simulation_root)
 
     @cached_property
     def claim_facts(self) -> ClaimFacts:
-        """What it says of drivers of dynamic resource allocation."""
+        """The facts about DRA drivers."""
         return read_claim_facts(self)
 
     @cached_property
@@ -122,7 +121,7 @@ class Host(RootFiles):
 
     @property
     def program_directories(self) -> list[str]:
-        """Where programs of ocigpu are looked for; of this machine also beside the running one."""
+        """Directories to search for programs of ocigpu; for this machine also that of the running one."""
         return [*([os.path.dirname(os.path.abspath(sys.argv[0]))] if self.live else []), *DIRECTORIES]
 
     # The kernel and the driver
@@ -176,13 +175,13 @@ class Host(RootFiles):
 
     @cached_property
     def wsl_stores(self) -> tuple[str, ...]:
-        """Directories of NVIDIA's driver for Windows, as WSL shows them; none where it has no node or library."""
+        """Directories of NVIDIA's driver for Windows, as WSL shows them; none without a node or library."""
         facts = read_wsl_facts(self.settings, ()) if self.is_wsl else WslFacts()
         return tuple(store.path for store in facts.stores) if facts.node and facts.dxcore else ()
 
     @property
     def no_driver(self) -> str:
-        """Why there is no version of a kernel module, in words."""
+        """Why no version of a kernel module is known, as text."""
         elsewhere = {"wsl": "WSL: the driver is Windows'", "tegra": "Tegra: the driver is L4T's"}
         return elsewhere.get(self.platform, "no driver is loaded")
 
@@ -198,7 +197,7 @@ class Host(RootFiles):
 
     @cached_property
     def driver_version(self) -> str:
-        """The version of the loaded kernel module, "" when none is."""
+        """The version of the loaded kernel module, "" if none is loaded."""
         return read_kernel_version(self.roots.proc, self.roots.sys)
 
     @cached_property
@@ -228,7 +227,7 @@ class Host(RootFiles):
 
     @cached_property
     def driver(self) -> Driver | None:
-        """What procfs says of the driver's devices, None when it is not loaded or others make its nodes."""
+        """The driver's devices in procfs, None when it is not loaded or others make its nodes."""
         return read_driver(self.roots) if self.driver_version and self.majors and not self.listed else None
 
     @cached_property
@@ -253,7 +252,7 @@ class Host(RootFiles):
 
     @cached_property
     def nvml(self) -> tuple[NvmlAnswer, list[dict[str, object]]]:
-        """NVML's answer, and the GPUs as its child described them; without a library the answer says so."""
+        """NVML's answer, and the GPUs as its child described them; without a library the answer states that."""
         tree = Tree(self.roots.driver)
         path = find_nvml(self.libraries, self.driver_version, tree, native_machine())
         path = find_listed_nvml(tree) if self.listed else path
@@ -305,7 +304,7 @@ class Host(RootFiles):
 
     @cached_property
     def docker(self) -> DockerAnswer | None:
-        """What the running dockerd says of itself; None where none is to be asked."""
+        """The running dockerd's description of itself; None if none can be queried."""
         return ask_docker(self.daemons) if self.live else None
 
     @cached_property
@@ -331,7 +330,7 @@ class Host(RootFiles):
     def asking(self) -> Iterator[None]:
         """Have children look at containers, where there are many, while others look at the host: :attr:`lacks`."""
         with ExitStack() as closing:
-            with suppress(OSError, OcigpuError):  # whoever asks for it says so
+            with suppress(OSError, OcigpuError):  # the check that needs it reports the error
                 if self.live and not self.user and self.driver_version and len(self.running_containers) > SHARE:
                     self._begun = begin_lacks(self.running_containers, self.settings, closing)
             yield

@@ -1,6 +1,6 @@
-"""What the running dockerd says of itself, asked by plain HTTP over its socket, with a deadline; and who is asked.
+"""Queries the running dockerd by plain HTTP over its socket, with a deadline; and identifies it.
 
-The Engine API (docs.docker.com/reference/api/engine): /info tells runtimes, cgroup driver, version and, from 25 on, the
+The Engine API (docs.docker.com/reference/api/engine): /info lists runtimes, cgroup driver, version and, from 25 on, the
 directories of CDI specifications.  Only GET is sent.
 """
 
@@ -25,12 +25,12 @@ SOCKET = "/run/docker.sock"
 
 
 class DockerAnswer(NamedTuple):
-    """What is known of the dockerd behind a socket.
+    """The facts about the dockerd behind a socket.
 
     ``problem``: "" or why there is no answer.  ``info``: of /info.  ``pid``: of the daemon, 0 if unknown: systemd may
-    hold the socket.  ``config``: the file that its command line names.  ``path``: its PATH, None when that cannot be
-    seen.  ``hook``: the hook of --gpus on that, ``hook_is_new``: made after the daemon was started.  ``is_shut``: there
-    may be a daemon, and this user may not ask it, or it does not answer in time.
+    hold the socket.  ``config``: the file that its command line names.  ``path``: its PATH, None when that is not
+    readable.  ``hook``: the hook of --gpus on that path, ``hook_is_new``: made after the daemon was started.
+    ``is_shut``: a daemon may exist, but this user may not query it, or it does not answer in time.
     """
 
     socket: str
@@ -49,7 +49,7 @@ class DockerAnswer(NamedTuple):
 
 
 def ask_docker(daemons: Sequence[Daemon]) -> DockerAnswer | None:
-    """Return what this machine's dockerd, one of the ``daemons`` that run, says; None where there is no socket.
+    """Return the answer of this machine's dockerd, one of the running ``daemons``; None without a socket.
 
     The socket is that of DOCKER_HOST when it names one, else this user's (rootless), else the system's.
     """
@@ -114,7 +114,7 @@ def _find_socket() -> str:
 
 
 def _get(path: str, what: str, seconds: float) -> tuple[int, bytes]:
-    """Return the process id of whoever listens and the body of the answer to a GET.
+    """Return the process id of the listener and the body of the answer to a GET.
 
     Raises TimeoutError after ``seconds`` in all, OSError, and ValueError for another status than 200.
     """

@@ -74,5 +74,5 @@ def read_tail(path: str) -> list[str]:
 
 
 def denials(lines: list[str]) -> list[str]:
-    """Return the lines in which SELinux or AppArmor refuses something of the driver or of ours."""
+    """Return the lines in which SELinux or AppArmor refuses an access to the driver's or to our files."""
     return [line for line in lines if DENIED.search(line) and _OURS.search(line)]

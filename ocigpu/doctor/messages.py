@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """What programs say, and what it means.
+    """A message of a program, and its meaning.
 
-    ``texts``: how they say it, with "..." for whatever may stand there.  ``numbers``: of CUDA errors.
-    ``findings``: names of the doctor's checks that look for the cause.  ``steps``: what to do, a sentence or a command
-    each.  ``source``: where it was reported or is described.  ``general``: it only wraps a cause, and counts where
-    nothing else is found.  ``engine``: the engine that says it, "" for any.
+    ``texts``: its forms, with "..." for any text.  ``numbers``: of CUDA errors.  ``findings``: names of the doctor's
+    checks that look for the cause.  ``steps``: what to do, a sentence or a command each.  ``source``: where it was
+    reported or is described.  ``general``: it only wraps a cause, and counts only if nothing else is found.
+    ``engine``: the engine that prints it, "" for any.
     """
 
     title: str
@@ -40,9 +40,9 @@ class Message(NamedTuple):
 
 
 class MessageAt(NamedTuple):
-    """A message that a text has: in which of its lines it begins, counted from 1.
+    """A message found in a text, with the line where it begins, counted from 1.
 
-    ``engines``: those that may have said it, by the table or by the words around it; () for any.
+    ``engines``: those that may have printed it, by the table or by the words around it; () for any.
     """
 
     line: int
@@ -63,7 +63,7 @@ SPEAKERS = {
 
 
 def find_speakers(message: Message, text: str) -> tuple[str, ...]:
-    """Return the engines that a message is of: what its entry says, else what the words around it tell."""
+    """Return the engines of a message: from its entry, else from the words around it."""
     if message.engine:
         return (message.engine,)
     found = (engines for engines, words in SPEAKERS.items() if re.search(words, text, re.IGNORECASE | re.MULTILINE))
@@ -108,7 +108,7 @@ def _plain(text: str) -> str:
 
 
 class _Text:
-    """A text as it is searched: without noise, at once and line by line."""
+    """A text prepared for the search: without noise, as a whole and line by line."""
 
     def __init__(self, text: str) -> None:
         self.lines = [_plain(line) for line in _COLOUR.sub("", text).split("\n")]
@@ -122,9 +122,9 @@ class _Text:
         self.grams = _grams(self.joined) if len(self.joined) > LONG else None
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield in order where a text of the table begins and ends in the joined lines; one with a gap is in one line.
+        """Yield in order where a text of the table begins and ends in the joined lines; one with a gap is on one line.
 
-        Of one that a few lines have pasted the gap may have a line's end in it.
+        If the searched text has only a few lines, the gap may contain a line break.
         """
         literals = _literals(text)
         pattern = _compile(literals)
@@ -142,7 +142,7 @@ class _Text:
             yield from ((start + at.start(), start + at.end()) for at in pattern.finditer(self.lines[number]))
 
     def has(self, text: str) -> bool:
-        """Whether all parts of a text of the table are there, wherever."""
+        """Whether all parts of a text of the table occur, at any place."""
         return all(map(self._has, _literals(text)))
 
     def find_free(self, text: str, claimed: bytearray) -> int | None:
@@ -170,7 +170,7 @@ MAX_GRAMS = 1 << 20
 
 
 def _grams(text: str) -> set[int] | None:
-    """Return every four bytes in a row that a text has, as numbers; None for one that has too many to be of use."""
+    """Return all sequences of four bytes in a text, as numbers; None for a text with too many to be useful."""
     data = text.encode("utf-8", "replace")
     grams: set[int] = set()
     for first in range(4):
@@ -200,10 +200,10 @@ def _compile(literals: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def find_messages(text: str, log: bool = False) -> list[MessageAt]:
-    """Return the entries that a text has, once each, those of earlier lines first.
+    """Return the entries found in a text, once each, those of earlier lines first.
 
-    Letter case, white space, quotes, colours and line wraps do not count.  Of two that claim the same words the
-    earlier of the table counts.  Part of a message is enough, of eight characters or more, unless it is a ``log``.
+    Letter case, white space, quotes, colours and line wraps do not count.  If two match the same words, the earlier one
+    in the table counts.  Part of a message is enough, of eight characters or more, unless it is a ``log``.
     """
     given = _Text(text)
     found: list[MessageAt] = []

@@ -25,7 +25,7 @@ def _is_capability(change: NodeChange) -> bool:
 
 
 def _say_nodes(host: Host, what: str, changes: list[NodeChange], found: str = "", **values: object) -> list[Finding]:
-    """Return a finding on these nodes, none where there are none."""
+    """Return a finding on these nodes, none without nodes."""
     if not changes:
         return []
     evidence = [Evidence(item.path, found or item.cause or "missing", _wanted(item)) for item in changes[:SHOWN]]
@@ -123,7 +123,7 @@ def check_links(host: Host) -> list[Finding]:
 
 
 def _gpus(host: Host) -> "list[dict[str, object]] | None":
-    """Return what NVML says of each GPU, None when it cannot be asked."""
+    """Return NVML's facts about each GPU, None when NVML does not answer."""
     if why_not_ask(host) or host.nvml[0].problem:
         return None
     return host.nvml[1]

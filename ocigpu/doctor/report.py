@@ -51,7 +51,7 @@ def exit_status(findings: list[Finding]) -> int:
 
 
 def describe_host(host: Host) -> str:
-    """Return one line that says what was examined."""
+    """Return one line that names the examined host."""
     if host.root:
         what = f"the host below {printable(host.root)}"
     elif host.roots.stand_in:
@@ -96,14 +96,14 @@ def to_data(host: Host, findings: list[Finding]) -> dict[str, Any]:
 
 
 def sort_bad(findings: list[Finding]) -> list[Finding]:
-    """Return what is wrong, worst first: the order in which it is numbered."""
+    """Return the problems, worst first: the order of their numbers."""
     return sorted((item for item in findings if item.is_bad), key=lambda item: SEVERITIES.index(item.severity))
 
 
 def render(host: Host, findings: list[Finding], everything: bool = False) -> Iterator[str]:
-    """Yield the report's lines: what works in three lines, what is wrong by number, and how much there is of what.
+    """Yield the report's lines: what works in three lines, numbered problems, and the counts.
 
-    ``everything``: also what was not checked and why, and what is well, with what was looked at.
+    ``everything``: also skipped checks with their reasons, and passed checks with their evidence.
     """
     gpus, driver, *engines = works = find_works(host, findings)
     yield f"GPUs     {printable(gpus.line, 400)}{'  (SIMULATED: none is real)' if host.simulated else ''}"
@@ -116,7 +116,7 @@ def render(host: Host, findings: list[Finding], everything: bool = False) -> Ite
 
 
 def render_part(title: str, host: Host, findings: list[Finding], everything: bool = False) -> Iterator[str]:
-    """Yield the lines of ``ocigpu doctor --tenants`` and ``--claims``, which ask nothing of works."""
+    """Yield the lines of ``ocigpu doctor --tenants`` and ``--claims``, which do not show what works."""
     yield f"{title}, {describe_host(host)}"
     yield from render_findings(findings, everything)
     yield ""
@@ -124,7 +124,7 @@ def render_part(title: str, host: Host, findings: list[Finding], everything: boo
 
 
 def render_findings(findings: list[Finding], everything: bool = False) -> Iterator[str]:
-    """Yield what is wrong by number, and with ``everything`` the rest."""
+    """Yield the numbered problems, and with ``everything`` the rest."""
     for number, item in enumerate(sort_bad(findings), 1):
         yield ""
         yield from render_finding(item, number)
@@ -155,7 +155,7 @@ def _is_many(severity: str, number: int) -> bool:
 
 
 def render_finding(item: Finding, number: int = 0) -> Iterator[str]:
-    """Yield a finding's lines: what, because of what was seen, and what helps."""
+    """Yield a finding's lines: the problem, the evidence, and the fixes."""
     yield f"{number}. {item.severity.upper()} {item.name}: {printable(item.text)}".removeprefix("0. ")
     for place, entry in enumerate(item.evidence):
         wanted = f" (expected: {printable(entry.wanted, 300)})" if entry.wanted else ""

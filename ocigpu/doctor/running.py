@@ -50,9 +50,9 @@ class Lack(NamedTuple):
 
 
 class _Image(NamedTuple):
-    """What is looked for in an image: libcuda in ``directories``, and users of driver files.
+    """The search in an image: libcuda in ``directories``, and users of driver files.
 
-    ``capabilities``: what the container has, None where nobody asks for users; ``env``: its variables.
+    ``capabilities``: those of the container, None without a search for users; ``env``: its variables.
     """
 
     directories: list[str] = []
@@ -73,9 +73,9 @@ def begin_lacks(containers: Sequence[Container], settings: Settings, closing: Ex
 def ask_for_lacks(
     containers: Sequence[Container], settings: Settings, version: str, begun: Sequence[Child] = ()
 ) -> list[Lack]:
-    """Return what each container lacks of driver ``version``; nothing is changed.  Raises OSError, OcigpuError.
+    """Return the files of driver ``version`` that each container lacks; changes nothing.  Raises OSError, OcigpuError.
 
-    ``begun``: children of :func:`begin_lacks` that already look at these containers.
+    ``begun``: children of :func:`begin_lacks` that already examine these containers.
     """
     answers: list[Any] = [None] * len(containers)
     with ExitStack() as closing:

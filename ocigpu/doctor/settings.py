@@ -63,7 +63,7 @@ def check_refusals(host: Host) -> list[Finding]:
 
 
 def _stubs(host: Host) -> dict[str, str]:
-    """Return name and path of ocigpu's programs."""
+    """Return the name and path of each program of ocigpu."""
     found: dict[str, str] = {}
     for directory in host.program_directories:
         for name in STUBS:

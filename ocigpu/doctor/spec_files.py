@@ -22,8 +22,8 @@ _LACKS = {
 class SpecFile(NamedTuple):
     """One specification: ``path`` on the host, ``directory`` its place in the list; ``problem`` "" when readable.
 
-    ``wrong``: what is to be corrected, a sentence with its place each.  ``claimed``: the kind that a file has which
-    cannot be used, "" where that cannot be told.
+    ``wrong``: the errors to correct, a sentence with its place each.  ``claimed``: the kind in an unusable file, "" if
+    unknown.
     """
 
     path: str
@@ -97,7 +97,7 @@ def _read(files: RootFiles, path: str, directory: int) -> SpecFile:
 
 
 def _describe_wrong(path: str, errors: tuple[Problem, ...]) -> tuple[str, ...]:
-    """Return what is to be corrected in a file, with the line where that can be told."""
+    """Return the errors to correct in a file, with the line if known."""
     lines = find_lines(path, [error.where for error in errors])
     texts = []
     for error in errors:

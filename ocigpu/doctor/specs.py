@@ -79,7 +79,7 @@ def check_unreadable(host: Host) -> list[Finding]:
 
 
 def _correct(host: Host, file: SpecFile) -> str | tuple[str, ...]:
-    """Return the command that writes a file again, for one that somebody else wrote what to correct in it."""
+    """Return the command that rewrites a file; for a foreign file, the errors to correct in it."""
     if os.path.basename(file.path) in ("nvidia.yaml", "nvidia.json") and file.claimed in ("", "nvidia.com/gpu"):
         return _write_command(host, file)
     path = host.path(file.path)

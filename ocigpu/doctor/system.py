@@ -108,7 +108,7 @@ def check_apparmor(host: Host) -> list[Finding]:
 
 
 def rootless_users(host: Host) -> list[tuple[str, int]]:
-    """Return (name, user id) of the users who have rootless containers: this one, and those with a store of images."""
+    """Return (name, user id) of the users with rootless containers: this one, and those with an image store."""
     users = []
     for line in (host.text("/etc/passwd", LARGE_TEXT) or "").splitlines():
         fields = line.split(":")

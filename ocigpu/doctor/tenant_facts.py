@@ -1,4 +1,4 @@
-"""What a host says of itself that gives GPUs to virtual machines of several tenants: read once, judged in tenants.py.
+"""Facts about a host that gives GPUs to virtual machines of several tenants: read once, checked in tenants.py.
 
 Sources: Kata Containers (configuration-qemu-nvidia-gpu.toml, VERSION and versions.yaml of its static release), the
 kubelet's KubeletConfiguration, sysfs-bus-pci and sysfs-kernel-iommu_groups of the kernel's ABI documents.
@@ -105,7 +105,7 @@ class TenantFacts(NamedTuple):
 
 
 def read_tenant_facts(files: RootFiles, sys: str, simulation: str = "") -> TenantFacts:
-    """Return what this host says; ``sys``: where its sysfs is, ``simulation``: root of a simulated host."""
+    """Return the facts of this host; ``sys``: path of its sysfs, ``simulation``: root of a simulated host."""
     kubelet = _document(files, KUBELET, yaml.safe_load)
     kata_path = next((path for path in KATA_CONFIGS if files.exists(path)), "")
     return TenantFacts(
@@ -161,7 +161,7 @@ def _baseline(files: RootFiles, path: str) -> tuple[str, str, str]:
 
 
 def _document(files: RootFiles, path: str, parse: Any) -> "dict[str, Any] | None":
-    """Return the content of a file, None without one.  Raises HostError for one that cannot be understood."""
+    """Return the content of a file, None without one.  Raises HostError for one that cannot be parsed."""
     text = files.text(path, LARGE_TEXT)
     try:
         found = parse(text) if text is not None else None

@@ -1,4 +1,4 @@
-"""Versions of what is installed: as this machine's programs say, else from the package database below the root."""
+"""Versions of installed programs: from this machine's programs, else from the package database below the root."""
 
 import re
 
@@ -40,7 +40,7 @@ def _dpkg_versions(files: RootFiles) -> dict[str, str]:
 
 
 def _ask(files: RootFiles, paths: list[str]) -> str:
-    """Return the version that a program of this machine tells, "" for none or one that does not answer in time."""
+    """Return the version a program of this machine prints, "" for none or if it does not answer in time."""
     path = files.program(*paths)
     if not path:
         return ""

@@ -14,7 +14,7 @@ YES = {True: "yes", False: "no", None: "-"}
 
 
 class Work(NamedTuple):
-    """One thing and whether it ``works``, None when that is unknown; ``text``: what is there, or what is wrong.
+    """One part and whether it ``works``, None when that is unknown; ``text``: its description, or its problem.
 
     ``ways``: of an engine, each of its ways to GPUs, "--runtime", "--gpus" (Docker's alone) and "CDI".
     """
@@ -30,17 +30,17 @@ class Work(NamedTuple):
 
 
 def find_works(host: Host, findings: Sequence[Finding]) -> list[Work]:
-    """Return GPUs, driver and each engine, in this order; without an engine one that says so."""
+    """Return GPUs, driver and each engine, in this order; without an engine, an entry that states this."""
     found = [_by_checks(what, findings) for what in ("GPUs", "driver")]
     try:
         engines = [_engine(host, status, findings) for status in installed_engines(host)]
-    except (OcigpuError, OSError, *UNUSABLE) as failure:  # what this user may not read, or nobody understands
+    except (OcigpuError, OSError, *UNUSABLE) as failure:  # not readable by this user, or not parseable
         return [*found, Work("engines", None, str(failure))]
     return [*found, *(engines or [Work("engines", False, "no container engine is installed")])]
 
 
 def is_ready(works: Sequence[Work], findings: Sequence[Finding]) -> bool:
-    """Tell whether containers can get GPUs here, and nothing but the GPUs' being simulated is worse than a note."""
+    """Tell whether containers can get GPUs here and no finding, except simulated GPUs, is worse than a note."""
     worse = any(
         item.severity == "error" or (item.severity == "warning" and item.name != "simulated-host") for item in findings
     )
