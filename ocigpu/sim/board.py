@@ -44,7 +44,7 @@ class SimBus(PciBus):
             super().write(bdf, name, text)
 
     def probe(self, bdf: str) -> None:
-        """Bind a function to the driver that its driver_override names, if that is there."""
+        """Bind a function to the driver in its driver_override, if that exists."""
         driver = self.read(bdf, "driver_override")
         if not self.driver(bdf) and os.path.isdir(f"{self.sys}/bus/pci/drivers/{driver}"):
             self._bind(bdf, driver)
@@ -87,7 +87,7 @@ class SimBus(PciBus):
             self._follow(bdf, bool(before & reset.BUS_RESET), bool(value & reset.BUS_RESET), faults)
 
     def _follow(self, port: str, was: bool, now: bool, faults: set[str]) -> None:
-        """Let the link and what is behind the port follow the bit that resets them."""
+        """Let the link and the devices behind the port follow the reset bit."""
         if was == now:
             return
         status = super().read_config(port, EXPRESS + reset.LINK_STATUS, 2) & ~reset.LINK_ACTIVE
@@ -132,7 +132,7 @@ class SimBus(PciBus):
             yield answer
 
     def _progress(self, bdf: str) -> dict[int, tuple[int, str]]:
-        """Return the registers that tell of start-up: the value when it is done, and the fault that keeps it away."""
+        """Return the registers that show the start-up: their value after it, and the fault that prevents it."""
         family = reset.find_family(int(self.read(bdf, "device"), 16))
         found = {family.scrub: (1, "scrub-stuck")} if family else {}
         if family and family.boot:

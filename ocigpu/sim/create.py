@@ -67,15 +67,15 @@ def create_host(
 ) -> str:
     """Make a simulated host in ``directory`` and return the path of its settings file, DIRECTORY/config.toml.
 
-    ``gpus``: 0 is eight, or the one of a model whose hosts have one.  ``model``: several are of several vendors, and
-    the host has so many GPUs of each.  ``mig``: layouts such as "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per GPU.
-    ``driver_version`` "" is the model's usual one.  ``nodes``: True real device nodes (needs root), False regular files
-    that stand for them, None real ones where mknod(2) is permitted.
-    ``driver`` "none": the GPUs are bound to vfio-pci and nothing of NVIDIA's is there; with ``iommufd`` the kernel also
-    has nodes for single functions.  ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out what their name says.
-    ``few``: only what programs of this machine load, NVML, CUDA and nvidia-smi, without any of these and without nodes.
-    ``faults``: names of ocigpu.sim.faults; with any, "none" too, there is a system around the driver.
-    ``progress`` is called with one short line per step.
+    ``gpus``: 0 means eight, or one for a model whose hosts have one.  ``model``: several belong to several vendors, and
+    the host gets this number of GPUs of each.  ``mig``: layouts such as "0:1g.10gb,3g.40gb" or "all:7g.80gb", one per
+    GPU.  ``driver_version`` "" is the model's usual one.  ``nodes``: True real device nodes (needs root), False regular
+    files that stand for them, None real ones where mknod(2) is permitted.  ``driver`` "none": the GPUs are bound to
+    vfio-pci and the host lacks all of NVIDIA's files; with ``iommufd`` the kernel also has nodes for single functions.
+    ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out the parts they name.  ``few``: only what programs of
+    this machine load, NVML, CUDA and nvidia-smi, without any of these and without nodes.  ``faults``: names of
+    ocigpu.sim.faults; with any, also "none", the host has a system around the driver.  ``progress`` is called with one
+    short line per step.
 
     Everything is made beside the directory and renamed into place, so a failure leaves nothing behind. The directory
     must not exist or be empty. Raises OcigpuError (OCIGPU-SIM-1); needs a C compiler, and no privileges.
@@ -120,7 +120,7 @@ def create_host(
             beside.chmod(0o755)
             _make_host(beside, target, machines, version, parts, say)
             beside.rename(target)  # replaces an empty directory, fails with ENOTEMPTY for any other (rename(2))
-        except BaseException:  # whatever it is, an interrupt too: it goes on after the half-made host is gone
+        except BaseException:  # any exception, also an interrupt: raised again after the removal
             shutil.rmtree(beside, ignore_errors=True)
             raise
         if faults:
@@ -313,7 +313,7 @@ def _add_other(
 
 
 def _describe(model: Model, version: str, cuda_version: str, real: bool) -> dict[str, Any]:
-    """Return how the marker begins, which says what was made."""
+    """Return the first part of the marker, which describes the host."""
     return {
         "simulated": True,
         "version": ocigpu.__version__,

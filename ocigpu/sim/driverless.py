@@ -67,7 +67,7 @@ def serial_of(gpu: SimGpu) -> str:
 
 
 def write_driverless(root: Path, gpus: Sequence[SimGpu], *, iommufd: bool, real: bool | None) -> dict[str, Any]:
-    """Write /sys, /dev/vfio and /proc/devices below ``root``; return what the marker says of them."""
+    """Write /sys, /dev/vfio and /proc/devices below ``root``; return their part of the marker."""
     functions = list(plan_functions(gpus))
     vfio, cdevs, misc = free_majors()[:3]
     nodes = [SimNode("dev/vfio/vfio", misc, 196)]
@@ -92,7 +92,7 @@ def write_driverless(root: Path, gpus: Sequence[SimGpu], *, iommufd: bool, real:
 
 
 def plan_functions(gpus: Sequence[SimGpu]) -> Iterable[SimFunction]:
-    """Yield every function of the bus, bridges before what is behind them."""
+    """Yield every function of the bus, bridges before the functions behind them."""
     for gpu in gpus:
         node = numa_node(gpu.index, len(gpus))
         port, bus = f"0000:00:01.{gpu.index}", int(gpu.bus_id.split(":")[1], 16)
@@ -195,5 +195,5 @@ def _header(one: SimFunction, kind: int) -> bytearray:
 
 
 def describe_module(gpu: SimGpu) -> dict[str, Any]:
-    """Return what the marker says of a GPU beside its model."""
+    """Return the marker's facts about a GPU beside its model."""
     return {"module_id": module_of(gpu), "serial": serial_of(gpu), "group": FIRST_GROUP + gpu.index}

@@ -32,7 +32,7 @@ class SimulatedManager:
         self.path = Path(directory, FILE)
 
     def start(self, board: str = "hopper", mode: int = 1, active: Collection[Collection[int]] = ()) -> None:
-        """Start it as a service machine does: its partitions are inactive, but for those that are said to be active."""
+        """Start it as a service machine does: its partitions are inactive, except the given ones."""
         partitions = board_partitions(board, active)
         lines = [f"mode {mode}", f"epoch {self._epoch() + 1}"]
         for one in partitions:
@@ -41,9 +41,9 @@ class SimulatedManager:
         self._write([*lines, *(f"active {one.partition_id}" for one in partitions if one.is_active)])
 
     def restart(self, since: int = 1) -> None:
-        """Restart it with FABRIC_MODE_RESTART=1: what was active is forgotten unless it is told within a minute.
+        """Restart it with FABRIC_MODE_RESTART=1: it forgets active partitions unless listed within a minute.
 
-        ``since``: a time instead of that of the next request.
+        ``since``: the start of that minute instead of the next request.
         """
         kept = self._without("epoch", "active", "restarted", "down")
         self._write([*kept, f"epoch {self._epoch() + 1}", f"restarted {since}"])
@@ -53,7 +53,7 @@ class SimulatedManager:
         self.say("down")
 
     def say(self, line: str) -> None:
-        """Add a line, in the place of those with the same word; see above."""
+        """Add a line, replacing those with the same word; see above."""
         self._write([*self._without(line.split(maxsplit=1)[0]), line])
 
     def fail(self, physical_ids: Collection[int], code: int) -> None:

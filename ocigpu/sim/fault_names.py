@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class FaultName(NamedTuple):
-    """One table of faults.toml: what is wrong, and names of what ``ocigpu doctor`` finds; ``steps``: how it is made."""
+    """One table of faults.toml: the fault, and the names of the doctor's findings; ``steps``: how it is made."""
 
     text: str
     findings: tuple[str, ...]

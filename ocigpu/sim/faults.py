@@ -1,6 +1,6 @@
-"""Faults of a simulated host: what goes wrong with real ones, made to be looked at with ``ocigpu doctor --root``.
+"""Faults of a simulated host, as on real ones; inspect them with ``ocigpu doctor --root``.
 
-faults.toml says what each is made of.
+faults.toml lists the steps of each.
 """
 
 import glob

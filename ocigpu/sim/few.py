@@ -1,7 +1,7 @@
 """A simulated host for the programs of this machine: NVML, CUDA and nvidia-smi, found by variables.
 
-Nothing of it needs root, device nodes or mounts: it works in a job's container, rootless, and below any directory from
-which programs may be executed.
+It needs neither root nor device nodes nor mounts, so it works in a job's container, rootless, and below any directory
+from which programs may be executed.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def temporary_host(
 ) -> Iterator[str]:
     """Make such a host in a new directory, yield its path, and remove it; arguments as of create_host.
 
-    Those of this user that nobody has any more are removed first: what is killed leaves its own.
+    This user's abandoned hosts are removed first, because a killed program leaves its own.
     """
     place = find_place()
     _sweep(place)
@@ -49,7 +49,7 @@ def _make_held(place: str) -> tuple[str, int]:
     while True:
         base = tempfile.mkdtemp(prefix=_PREFIX, dir=place)
         held = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
-        with contextlib.suppress(OSError):  # no locks there: then nobody sweeps, either
+        with contextlib.suppress(OSError):  # no locks there: then no sweep happens, either
             lock(held, shared=True)
         if os.path.exists(base):  # else it was swept before it was locked
             os.set_inheritable(held, True)
@@ -71,9 +71,9 @@ def _sweep(place: str) -> None:
 
 
 def find_place(places: Sequence[str] = ()) -> str:
-    """Return the first directory to write to whose files can be executed and loaded: TMPDIR, /tmp, ...
+    """Return the first writable directory whose files can be executed and loaded: TMPDIR, /tmp, ...
 
-    Raises OcigpuError (OCIGPU-SIM-1) that says of each what keeps it from being used.
+    Raises OcigpuError (OCIGPU-SIM-1) with the reason why each is unusable.
     """
     refused = []
     for place in places or [*filter(None, [os.environ.get("TMPDIR")]), *_PLACES]:

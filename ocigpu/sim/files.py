@@ -1,6 +1,7 @@
 """The files of a simulated host: those of files.toml, which are the same for every host, and those that depend on it.
 
-The latter are what the kernel and its nvidia modules show in /proc and /sys, firmware, sockets and the loader's cache.
+The latter are the files of the kernel and its nvidia modules in /proc and /sys, firmware, sockets and the loader's
+cache.
 """
 
 import os
@@ -149,7 +150,7 @@ def _write_capabilities(driver: Path, gpus: Sequence[SimGpu], *, imex: bool) -> 
 
 
 def _capability(path: Path, minor: int, mode: int) -> None:
-    # The driver writes the mode in decimal, and makes the file itself readable for everybody.
+    # The driver writes the mode in decimal, and makes the file itself world-readable.
     write_file(path, f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n", 0o444)
 
 
@@ -165,11 +166,11 @@ def render_mig_minors() -> str:
 
 
 def pci_regions(gpu: SimGpu) -> str:
-    """Return the 13 regions of the function, "start end flags" each: registers, memory, and what is mapped of both."""
-    memory = 1 << max(gpu.model.memory_mib - 1, 0).bit_length() + 20  # 1 MiB of one that has none of its own
+    """Return the 13 regions of the function, "start end flags" each: registers, memory, the mapped parts of both."""
+    memory = 1 << max(gpu.model.memory_mib - 1, 0).bit_length() + 20  # 1 MiB of a GPU without its own memory
     base = (2 + 2 * gpu.index) << 38
     regions = (
-        (0xA000_0000 + (gpu.index << 24), 1 << 24, 0x40200),  # IORESOURCE_MEM, sized as it is aligned
+        (0xA000_0000 + (gpu.index << 24), 1 << 24, 0x40200),  # IORESOURCE_MEM, aligned to its size
         (base, memory, 0x14220C),  # and prefetchable, 64 bits wide (include/linux/ioport.h)
         (0, 0, 0),
         (base + (1 << 38), 1 << 25, 0x14220C),
@@ -197,7 +198,7 @@ def write_firmware(root: Path, driver_version: str) -> None:
 
 
 def make_sockets(root: Path, model: Model) -> list[str]:
-    """Make the daemons' sockets: bound once, so that the file is there and nobody answers; return their paths."""
+    """Make the daemons' sockets: bound once, so that the file exists but does not answer; return their paths."""
     names = ["run/nvidia-persistenced/socket"]
     if model.fabric:
         names.append("run/nvidia-fabricmanager/socket")
@@ -218,8 +219,8 @@ def make_sockets(root: Path, model: Model) -> list[str]:
 def write_ldcache(root: Path) -> None:
     """Write etc/ld.so.cache with this machine's ldconfig; the paths in it are without the prefix.
 
-    ``ldconfig -r`` uses chroot(2) when it may and adds the prefix by itself otherwise: no privileges are needed.
-    Raises OcigpuError when there is no ldconfig (musl systems) or it fails.
+    ``ldconfig -r`` uses chroot(2) if permitted and otherwise adds the prefix by itself, so it needs no privileges.
+    Raises OcigpuError when ldconfig is missing (musl systems) or fails.
     """
     program = next((path for path in _LDCONFIG if os.access(path, os.X_OK)), None)
     if program is None:

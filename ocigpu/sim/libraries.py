@@ -164,10 +164,10 @@ def build(root: Path, table: bytes, driver_version: str, model: Model, *, compat
 
 
 def place_few(root: Path, table: bytes, driver_version: str, sources: Sequence[str] = _ANSWERING) -> Built:
-    """Put only what answers, and nvidia-smi, below ``root``: that of the wheel, else compiled.  Needs no privileges.
+    """Put only the answering libraries, and nvidia-smi, below ``root``: from the wheel, else compiled; no privileges.
 
-    ``sources``: of the libraries; nvidia-smi comes with NVML.  Raises OcigpuError (OCIGPU-SIM-1) where the wheel has
-    none for this type of machine and there is no compiler.
+    ``sources``: of the libraries; nvidia-smi comes with NVML.  Raises OcigpuError (OCIGPU-SIM-1) if the wheel has none
+    for this type of machine and no compiler is found.
     """
     machine, directory, programs = platform.machine(), root / "usr/lib" / library_triplet(), root / "usr/bin"
     directory.mkdir(parents=True)
@@ -216,8 +216,8 @@ def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str]
 def prebuild(directory: Path, native: bool = False) -> list[str]:
     """Compile for a wheel, into a directory for each type of machine that a compiler here makes programs for.
 
-    ``native``: for this type only, as a package is.  Returns those types; none without a compiler, and what is built
-    then needs one where it is used.
+    ``native``: for this type only, as for a package.  Returns those types; none without a compiler, and such a wheel
+    needs a compiler where it is used.
     """
     machines = {} if native else {machine: f"{machine}-linux-gnu-gcc" for machine in _MACHINES}
     machines[platform.machine()] = ""
@@ -318,10 +318,10 @@ def names_called(text: str) -> list[str]:
 
 
 def render_unsupported() -> str:
-    """Return unsupported.h: a line for each function of NVML that nvidia-ml-py can call and nvml.c does not have.
+    """Return unsupported.h: a line for each function of NVML that nvidia-ml-py can call and nvml.c lacks.
 
-    Programs that look for a function by its name end when there is none.  A later version of one that there is stays
-    away, as with an older driver: they then take the earlier one.
+    Programs that look up a function by its name end if it is missing.  A later version of an existing function is
+    omitted, as in an older driver: programs then use the earlier one.
     """
     known = (SOURCES / "nvml_names.txt").read_text().split()
     there = {_VERSION.sub("", name) for item in SOURCES.glob("nvml*.c") for name in _MADE.findall(item.read_text())}

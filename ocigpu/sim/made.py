@@ -28,7 +28,7 @@ def write_marker(root: Path, data: dict[str, Any]) -> None:
 
 
 def read_marker(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what the marker says; raises OcigpuError when the directory is not a simulated host of ours."""
+    """Return the contents of the marker; raises OcigpuError when the directory is not a simulated host of ours."""
     path = Path(directory) / MARKER_NAME
     if Path(directory).is_symlink():
         raise sim_error(f"{directory}: a symbolic link, not a simulated host", "name the directory itself")
@@ -52,10 +52,10 @@ def read_marker(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def describe_host(directory: str) -> dict[str, Any]:
-    """Return what the host's marker says, with the MIG devices that there are now.
+    """Return the contents of the host's marker, with the present MIG devices.
 
-    Added are ``directory``, ``config`` and ``faults`` (lines of DIR/faults); ``notes`` has one sentence for everything
-    that is not as on a real host. Raises OcigpuError (OCIGPU-SIM-1) when the directory is not a simulated host.
+    Added are ``directory``, ``config`` and ``faults`` (lines of DIR/faults); ``notes`` contains one sentence for each
+    difference from a real host.  Raises OcigpuError (OCIGPU-SIM-1) when the directory is not a simulated host.
     """
     path = os.path.abspath(directory)
     data = read_marker(path)
@@ -99,7 +99,7 @@ def _follow_mig(directory: str, data: dict[str, Any]) -> None:
 
 
 def read_faults(directory: str) -> list[str]:
-    """Return the lines of DIR/faults, which nvml.c explains ("lost GPU"); none when there is no such file."""
+    """Return the lines of DIR/faults, which nvml.c explains ("lost GPU"); none without the file."""
     try:
         with open(os.path.join(directory, "faults"), encoding="utf-8", errors="replace") as file:
             return [line.strip() for line in file.read(4096).splitlines() if line.strip()]

@@ -40,11 +40,11 @@ _INSTANCE_IDS = {1: (0,), 2: (1, 2), 4: (3, 4, 5, 6), 8: (7, 8, 9, 10, 11, 12, 1
 
 @dataclass(frozen=True)
 class MigProfile:
-    """One way to cut a MIG device, e.g. "1g.10gb+me".
+    """One MIG profile, e.g. "1g.10gb+me".
 
-    ``enumerator``: what NVML's functions take (nvmlGpuInstanceProfile); ``id``: what it answers with, and nvidia-smi
-    shows. ``memory_slices``: it takes so many from one of ``starts`` on; ``most``: so many of it fit into one GPU.
-    ``engines``: copy engines, decoders, encoders, JPEG decoders, optical flow accelerators.
+    ``enumerator``: the argument of NVML's functions (nvmlGpuInstanceProfile); ``id``: the number in NVML's answers and
+    in nvidia-smi.  ``memory_slices``: the number it takes, from one of ``starts`` on; ``most``: the number that fits
+    into one GPU.  ``engines``: copy engines, decoders, encoders, JPEG decoders, optical flow accelerators.
     """
 
     name: str
@@ -129,7 +129,7 @@ class MigInstance:
 
 @dataclass(frozen=True)
 class SimGpu:
-    """One simulated GPU; ``minor`` equals ``index``, ``bus_id`` is "0000:01:00.0", "" for one that is not on PCI."""
+    """One simulated GPU; ``minor`` equals ``index``, ``bus_id`` is "0000:01:00.0", "" if it is not on PCI."""
 
     index: int
     model: Model
@@ -140,7 +140,7 @@ class SimGpu:
 
 
 def _read_model(key: str, table: dict[str, Any], slices: dict[str, list[list[Any]]]) -> Model:
-    """Return one model of models.toml, whose first lines say what is in it."""
+    """Return one model of models.toml, whose first lines describe the file."""
     values = {name.replace("-", "_"): value for name, value in table.items()}
     family, sizes = slices.get(values.pop("slices", ""), []), values.pop("mig", [])
     profiles = [
@@ -156,7 +156,7 @@ MODELS = {key: _read_model(key, table, _TABLES["slices"]) for key, table in _TAB
 
 
 def sim_error(message: str, hint: str = "") -> OcigpuError:
-    """Return the error of everything that goes wrong with a simulated host; without ``hint`` there is none."""
+    """Return the error for all failures of a simulated host; without ``hint`` it has no hint."""
     return OcigpuError("OCIGPU-SIM-1", message, hint)
 
 
@@ -265,9 +265,9 @@ def _find_profiles(layout: str, names: str, model: Model) -> tuple[MigProfile, .
 
 
 def find_starts(profiles: Sequence[MigProfile], taken: int = 0) -> tuple[int, ...] | None:
-    """Return a first memory slice for each profile such that no two overlap, None when there are none.
+    """Return a first memory slice for each profile such that no two overlap, None if that is impossible.
 
-    The highest that is free is tried first, as the driver does. ``taken``: slices in use, a bit each.
+    The search starts with the highest free slice, as the driver does.  ``taken``: slices in use, a bit each.
     """
     if not profiles:
         return ()
@@ -306,7 +306,7 @@ def gi_minor(gpu: int, instance: int) -> int:
 
 
 def describe_mig(index: int, uuid: str, profile: str, instance: int, compute: int, minor: int) -> dict[str, Any]:
-    """Return what the marker says of a MIG device; ``minor``: of its GPU instance."""
+    """Return the marker's entry of a MIG device; ``minor``: of its GPU instance."""
     return {
         "index": index,
         "uuid": uuid,

@@ -168,7 +168,7 @@ def why_no_nodes(directory: str) -> str:
     try:
         scratch = tempfile.mkdtemp(prefix=".ocigpu-node-", dir=directory)
     except OSError:
-        return ""  # whoever makes the host says so
+        return ""  # the maker of the host reports it
     try:
         os.mknod(f"{scratch}/node", stat.S_IFCHR | 0o600, number)
         os.close(os.open(f"{scratch}/node", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))

@@ -74,7 +74,7 @@ def simulated_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 def _why_none() -> str:
-    """Return why this machine can make no simulated GPU at all, "" where it can: then a marker is wrong."""
+    """Return why this machine cannot make any simulated GPU, "" if it can: then a marker is wrong."""
     from ocigpu.core.errors import OcigpuError
     from ocigpu.sim.few import temporary_host
 

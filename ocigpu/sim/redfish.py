@@ -138,7 +138,7 @@ class _Server(ThreadingHTTPServer):
     service: "RedfishService"
 
     def handle_error(self, *_arguments: object) -> None:
-        """A client that went away, or did not like the certificate, is no error."""
+        """Ignore a client that left or refused the certificate."""
 
 
 class RedfishService:
@@ -204,14 +204,14 @@ def sign(measurements: Mapping[str, str], nonce: bytes, component: str = "") -> 
 
 
 def _key_of(name: str) -> Any:
-    """Return the key of a component, or of who vouches for them: the same each time, and no secret."""
+    """Return the key of a component, or of their issuer: the same each time, and not secret."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.derive_private_key(int.from_bytes(hashlib.sha256(f"SIMULATED {name}".encode()).digest()), ec.SECP384R1())
 
 
 def make_chain(component: str, authority: str = "authority") -> str:
-    """Return the certificates of a component and of who vouches for it, in PEM."""
+    """Return the certificates of a component and of its issuer, in PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.serialization import Encoding

@@ -1,6 +1,6 @@
-"""The table of GPUs in the simulated NVML, CUDA and nvidia-smi: struct sim_table of simhost.h, filled in in files.
+"""The table of GPUs in the simulated NVML, CUDA and nvidia-smi: fills struct sim_table of simhost.h in the files.
 
-The libraries are compiled without it.  So those of a wheel serve every model and directory, and no compiler is needed.
+The libraries are compiled without it, so those of a wheel serve every model and directory, without a compiler.
 """
 
 import os
