@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 20
 
 
 class Collector(NamedTuple):
-    """A metric that is wanted, with the type and the help that the file gives it."""
+    """A requested metric, with the type and the help from the file."""
 
     name: str
     kind: str
@@ -22,7 +22,7 @@ class Collector(NamedTuple):
 
     @property
     def metric(self) -> str:
-        """Its name in the table; a file may have that of dcgm-exporter 1.x, and then so has the series."""
+        """Its name in the table; a file may use the name of dcgm-exporter 1.x, and then the series has it, too."""
         return OLD_NAMES.get(self.name, self.name)
 
 
@@ -30,10 +30,9 @@ DEFAULTS = tuple(Collector(metric.name, metric.kind, metric.help) for metric in 
 
 
 def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tuple[str, ...]]:
-    """Return what a file wants that NVML can supply, and a note for each other metric of DCGM.
+    """Return the metrics of a file that NVML can supply, and a note for each other metric of DCGM.
 
-    Raises SettingsError (OCIGPU-KUBE-4) naming the line that is no such line, has a name that nobody knows, or wants
-    what was wanted before.
+    Raises SettingsError (OCIGPU-KUBE-4) naming the line that is malformed, has an unknown name, or repeats a metric.
     """
     found: dict[str, Collector] = {}
     notes: list[str] = []
@@ -41,7 +40,7 @@ def parse_collectors(text: str, where: str) -> tuple[tuple[Collector, ...], tupl
         place = f"{where} line {number}"
         if len(fields) < 3:
             raise collectors_error(place, "three fields are required: name, type, help")
-        name, kind, text_ = *fields[:2], ", ".join(fields[2:])  # whoever writes no quotes means one text
+        name, kind, text_ = *fields[:2], ", ".join(fields[2:])  # a value without quotes is one text
         if kind not in KINDS:
             raise collectors_error(place, f"type {quoted(kind)}: not one of {', '.join(KINDS)}")
         if name in found:
@@ -81,7 +80,7 @@ def read_collectors(path: str) -> tuple[tuple[Collector, ...], tuple[str, ...]]:
 
 
 def write_collectors(collectors: Sequence[Collector]) -> str:
-    """Return the text of a file that wants these; metrics of the table that they leave out are comments."""
+    """Return the text of a file with these; omitted metrics of the table are comments."""
     wanted = {collector.name: collector for collector in collectors}
     text = io.StringIO()
     text.write("# name, type (gauge, counter or label), help\n\n")

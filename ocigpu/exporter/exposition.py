@@ -16,7 +16,7 @@ GPU_UP, VFIO_ALLOCATED = "ocigpu_exporter_gpu_up", "ocigpu_exporter_vfio_gpu_all
 
 
 class Picture(NamedTuple):
-    """A sample and what is known about it.  ``jobs``: names of jobs; ``split``: values of one owner of a shared GPU."""
+    """A sample and its context.  ``jobs``: names of jobs; ``split``: values of one owner of a shared GPU."""
 
     sample: Sample
     owners: "Mapping[Key, Sequence[Owner]]" = {}
@@ -26,10 +26,10 @@ class Picture(NamedTuple):
 
 
 class _Entity(NamedTuple):
-    """What a series is of, a GPU or a GPU instance.
+    """The subject of a series, a GPU or a GPU instance.
 
     ``labels``: those of every series, as text; ``variants``: of each owner and job, with the owner's own values;
-    ``part``: what has the XIDs.
+    ``part``: the object with the XIDs.
     """
 
     values: Values
@@ -86,7 +86,7 @@ def _entities(picture: Picture, labels: Sequence[str], options: ExporterOptions,
     for gpu in picture.sample.gpus:
         if gpu.error:
             continue
-        if gpu.names:  # numbers and instances are those of NVIDIA's GPUs
+        if gpu.names:  # only NVIDIA's GPUs have these numbers and instances
             yield _Entity(
                 gpu.values, label_text((*gpu.names.items(), *host)), _variants(picture, gpu, None, options), gpu
             )

@@ -25,7 +25,7 @@ class Metric(NamedTuple):
 
 
 def _lines(name: str) -> list[str]:
-    """Return the lines of a table that are no comments."""
+    """Return the lines of a table without comments."""
     lines = (_HERE / name).read_text(encoding="utf-8").splitlines()
     return [line for line in lines if not line.startswith("#")]
 
@@ -58,9 +58,9 @@ DRIVER_VERSION, NVML_VERSION = "DCGM_FI_DRIVER_VERSION", "DCGM_FI_NVML_VERSION"
 
 
 def why_missing(name: str) -> str:
-    """Return why a metric of DCGM is left out; "" for a name that is none of DCGM's.
+    """Return why a metric of DCGM is left out; "" for a name outside DCGM.
 
-    dcgm-exporter makes new metrics of its own (DCGM_EXP) with each release: a file that names one is not wrong.
+    Each release of dcgm-exporter adds its own metrics (DCGM_EXP), so a file that names one is not wrong.
     """
     if name not in DCGM_NAMES:
         near = find_near(name, [*BY_NAME, *DCGM_NAMES], likeness=0.95)

@@ -24,7 +24,7 @@ READERS: list[tuple[tuple[str, ...], Reader]] = []
 
 
 def _gives(*names: str, prefix: str = _DEV) -> Callable[[Callable[[Any], Sequence[Any]]], Reader]:
-    """Make a function that returns values in this order, None for what is unknown, one that returns them by metric."""
+    """Turn a function that returns values in this order (None: unknown) into one that returns them by metric."""
     metrics = tuple(prefix + name for name in names)
 
     def make(function: Callable[[Any], Sequence[Any]]) -> Reader:
@@ -53,7 +53,7 @@ def read_memory(handle: Any) -> Sequence[Any]:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         reserved: int | None = memory.reserved
-    except pynvml.NVMLError:  # drivers before 510 count what is reserved as used
+    except pynvml.NVMLError:  # drivers before 510 count reserved memory as used
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         reserved = None
     usable = memory.total - (reserved or 0)
@@ -180,7 +180,7 @@ class Gpm:
         self._taken = False
 
     def read(self, names: list[str]) -> Values:
-        """Take a sample, and return what was between it and the one before; {} the first time."""
+        """Take a sample, and return the difference to the former one; {} the first time."""
         self._old, self._new = self._new, self._old
         if self._instance is None:
             pynvml.nvmlGpmSampleGet(self._handle, self._new)

@@ -1,4 +1,4 @@
-"""What the exporter is told: the flags and variables of dcgm-exporter, each obeyed or refused by its name.  Pure."""
+"""The exporter's options: the flags and variables of dcgm-exporter, each supported or rejected by name.  Pure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,10 +47,10 @@ REFUSED = tuple(option for option in _TABLE if option.refused)
 
 
 def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> ExporterOptions:
-    """Return the options: of each the flag, else the variable, else the default; an empty variable counts as not set.
+    """Return the options: for each the flag, else the variable, else the default; an empty variable counts as unset.
 
-    Raises UsageError for what is no flag, and SettingsError (OCIGPU-KUBE-4) that names the flag or variable whose value
-    is refused.
+    Raises UsageError for an unknown flag, and SettingsError (OCIGPU-KUBE-4) that names the flag or variable with a
+    refused value.
     """
     try:
         options = ExporterOptions(**find_values(_TABLE, read_flags(words, _TABLE, "exporter"), environment))

@@ -30,7 +30,7 @@ _OLD_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/([0-9]{1,4})/[0-9]{1,4}")
 
 
 class Owners(NamedTuple):
-    """``gpus``: owners by GPU or instance, each once.  ``others``: of what is no GPU, by (resource, device id)."""
+    """``gpus``: owners by GPU or instance, each once.  ``others``: of other devices, by (resource, device id)."""
 
     gpus: "dict[Key, tuple[Owner, ...]]" = {}
     others: "dict[tuple[str, str], tuple[Owner, ...]]" = {}
@@ -48,7 +48,7 @@ def find_owners(
 
     Ids are those of NVIDIA's plugins, of ours and of GKE's: UUIDs of GPUs and MIG devices, of old drivers too
     ("MIG-GPU-.../gi/ci"), "nvidia0", "nvidia0/gi1", "nvidia0/vgpu1"; a replica is "UUID::n".  With ``virtual`` replicas
-    of one GPU count apart.  Resources and claims of the other vendors whose GPUs are here count, too.
+    of one GPU count apart.  Resources and claims of other vendors with GPUs on this host count, too.
     """
     if any(gpu.names for gpu in gpus):
         prefixes = (*prefixes, *(f"{domain}/" for domain in OTHERS))
@@ -78,7 +78,7 @@ class _Finder:
         self.migs = {uuid: (gpu.uuid, item.number) for gpu in gpus for item in gpu.instances for uuid in item.uuids}
 
     def find(self, device_id: str) -> tuple[list[Key], str]:
-        """Return what series a device is of, none for a device that is no GPU we know, and its replica's number."""
+        """Return the series of a device, none for an unknown GPU, and its replica's number."""
         name, _, replica = device_id.partition(REPLICA)
         if name in self.migs:
             return [self.migs[name]], replica
@@ -93,10 +93,10 @@ class _Finder:
         return [(gpu.uuid, int(numbered[2]))] if numbered[2] else _whole(gpu), numbered[3] or replica
 
     def find_claimed(self, claim: Claim) -> list[Key]:
-        """Return what series a device of a claim is of, none for one that is no GPU we know.
+        """Return the series of a claim's device, none for an unknown GPU.
 
-        With NVIDIA's driver a GPU instance is the one with that first slice, or the only one of that profile where NVML
-        tells no slices.
+        With NVIDIA's driver a GPU instance is the one with that first slice, or the only one of that profile if NVML
+        does not report slices.
         """
         if claim.driver in [f"gpu.{domain}" for domain in OTHERS]:
             return _whole(self.by_claim[claim.device]) if claim.device in self.by_claim else []
@@ -127,7 +127,7 @@ def _letters(profile: str) -> str:
 
 
 def _whole(gpu: GpuSample) -> list[Key]:
-    """Who has a whole GPU has its instances: series are of these where MIG is enabled."""
+    """The owner of a whole GPU owns its instances: with MIG enabled, the series belong to instances."""
     return [(gpu.uuid, WHOLE), *((gpu.uuid, instance.number) for instance in gpu.instances)]
 
 
@@ -144,9 +144,9 @@ def find_vfio_owners(
     others: Mapping[tuple[str, str], tuple[Owner, ...]],
     claimed: Collection[Owner] = (),
 ) -> list[VfioDevice]:
-    """Return the GPUs that VFIO's drivers have, with their owners.
+    """Return the GPUs bound to VFIO's drivers, with their owners.
 
-    Device ids are IOMMU groups, VFIO devices or PCI addresses; those of claims have the names that our driver gives.
+    Device ids are IOMMU groups, VFIO devices or PCI addresses; those of claims have our driver's names.
     """
     found = []
     for item in candidates:
@@ -177,10 +177,10 @@ def read_jobs(directory: str) -> dict[tuple[int, int], tuple[str, ...]]:
         if not parts:
             continue
         try:
-            # no link: whoever may add files there would read others by what is shown of them
+            # no link: a user who may add files there could expose the contents of others
             with open_regular(os.path.join(directory, name), flags=os.O_NOFOLLOW) as file:
                 words = file.read(MAX_FILE).decode(errors="replace").split()
-        except OSError:  # the job has ended just now, or it is none
+        except OSError:  # the job has just ended, or it is not a job
             continue
         jobs = tuple(dict.fromkeys(words))[:MAX_JOBS]
         found[int(parts[1]), int(parts[2]) if parts[2] else WHOLE] = jobs

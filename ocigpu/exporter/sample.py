@@ -31,7 +31,8 @@ class Instance(NamedTuple):
     """A GPU instance.
 
     ``uuids``: of its MIG devices; ``xid``: the last one, 0 for none yet, None for unknown; ``start``: number of its
-    first memory slice, -1 where NVML does not tell; ``xids``: how many in the window, ``xid_totals``: since the start.
+    first memory slice, -1 if NVML does not report it; ``xids``: the number in the window, ``xid_totals``: since the
+    start.
     """
 
     number: int
@@ -48,8 +49,8 @@ class GpuSample(NamedTuple):
     """A GPU.
 
     ``error``: why it could not be read; ``processes``: (pid, MiB, percent of GPU time); ``minor``: number of its device
-    node, -1 for unknown.  ``names``: of a vendor whose labels are not dcgm-exporter's, those of its series in their
-    order; ``ids``: how device plugins and drivers of claims call such a GPU beside its UUID.
+    node, -1 for unknown.  ``names``: if a vendor's labels are not dcgm-exporter's, the labels of its series in order;
+    ``ids``: further names of such a GPU in device plugins and drivers of claims.
     """
 
     number: int
@@ -79,10 +80,10 @@ class OwnMetric(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """All GPUs at one time.  ``seconds``: how long it took; ``error``: why there is none.
+    """All GPUs at one time.  ``seconds``: how long it took; ``error``: why it failed.
 
-    ``listed``: bus ids of the GPUs that the kernel's driver has, as it writes them.  ``metrics``: that the vendor's
-    folder describes itself.
+    ``listed``: bus ids of the kernel driver's GPUs, in its spelling.  ``metrics``: those that the vendor's folder
+    describes.
     """
 
     gpus: tuple[GpuSample, ...] = ()
@@ -105,7 +106,7 @@ def parse_sample(data: Any) -> Sample:
 
 
 def join_samples(samples: Iterable[Sample]) -> Sample:
-    """Return the last samples of several vendors' GPUs as one, without what is of each by itself."""
+    """Return the last samples of several vendors' GPUs as one, without the fields of single vendors."""
     each = tuple(samples)
     return Sample(
         tuple(gpu for sample in each for gpu in sample.gpus),

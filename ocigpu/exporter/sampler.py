@@ -26,7 +26,7 @@ MAX_LINE = 16 << 20
 
 
 class Orders(NamedTuple):
-    """What is to be sampled; see :mod:`~ocigpu.exporter.sampler_child`."""
+    """The orders for sampling; see :mod:`~ocigpu.exporter.sampler_child`."""
 
     wanted: tuple[str, ...]
     interval: float
@@ -37,9 +37,9 @@ class Orders(NamedTuple):
 
 
 class Sampler:
-    """At most one process at a time, also when one that was killed does not end: it may hold the driver's locks.
+    """Runs at most one process at a time, even if a killed one does not end: it may hold the driver's locks.
 
-    ``deadline``: seconds that a sample may be late, which may be changed; ``retry``: when the next process is started;
+    ``deadline``: seconds that a sample may be late, changeable; ``retry``: when the next process is started;
     ``vendor``: whose GPUs are sampled.
     """
 
@@ -94,7 +94,7 @@ class Sampler:
             child.kill()
 
     def close(self) -> None:
-        """End the process, without waiting for one that is stuck in the driver."""
+        """End the process, without waiting if it is stuck in the driver."""
         self._stream.close()
 
     def _replace(self, problem: str) -> Sample:
@@ -103,11 +103,11 @@ class Sampler:
         return Sample(error=problem)
 
     def _start(self) -> str:
-        """Start the process if it is time; returns why it cannot be started, "" if nothing is wrong."""
+        """Start the process if it is due; returns why it cannot be started, "" on success."""
         stuck = self._stream.is_stuck()
         if self._orders is None or time.monotonic() < self._retry.due:
             return ""
-        if stuck:  # told again and again, so that old values are dropped in the end
+        if stuck:  # reported again and again, so that old values are finally dropped
             return self._replace(STUCK.format(self._asked)).error
         sample = load_vendor(self._vendor).sample
         words = sample(self._settings) if sample else ()

@@ -1,9 +1,9 @@
-"""What runs in a process of its own and asks NVML again and again; see :mod:`ocigpu.exporter.sampler`.
+"""The program of the process that queries NVML at intervals; see :mod:`ocigpu.exporter.sampler`.
 
 Reads orders from standard input, a JSON object a line: ``wanted`` (names of metrics), ``interval``, ``window`` and
-``clock_window`` (seconds), ``processes`` (whether GPU time and memory of processes are wanted), ``poll`` (seconds
-between looks at which GPUs are there, 0: only with each sample).  Prints a sample a line.  Ends with its standard
-input.  What a GPU does not answer is left out, whatever the reason: one lost GPU hides no other.
+``clock_window`` (seconds), ``processes`` (whether GPU time and memory of processes are requested), ``poll`` (seconds
+between checks for present GPUs, 0: only with each sample).  Prints a sample a line.  Ends with its standard input.
+Values that a GPU does not answer are left out, for any reason: one lost GPU does not hide others.
 """
 
 import json
@@ -98,7 +98,7 @@ class Window:
 
 
 class NvmlSampler:
-    """Knows what is wanted, holds NVML open, and remembers events."""
+    """Holds the orders, keeps NVML open, and stores events."""
 
     def __init__(self, gpu_directory: str) -> None:
         self.gpu_directory = gpu_directory
@@ -119,7 +119,7 @@ class NvmlSampler:
         self.process_time: dict[str, int] = {}
 
     def order(self, orders: dict[str, Any]) -> None:
-        """Do as these orders say from now on; the next sample is taken at once."""
+        """Follow these orders from now on; the next sample is taken at once."""
         self.orders = {**orders, "wanted": frozenset(orders["wanted"])}
         self.next = 0.0
 
@@ -169,9 +169,9 @@ class NvmlSampler:
         self.events = None
 
     def _must_reopen(self, listed: list[str], now: float) -> bool:
-        """Return whether NVML is to be opened anew: GPUs came or went, or one is lost that may have returned.
+        """Return whether NVML must be reopened: GPUs came or went, or a lost one may have returned.
 
-        That costs all GPUs the counts since their last sample, so it is done less and less often for one that stays
+        Reopening loses all counts since the last samples, so it becomes less and less frequent for a GPU that stays
         lost.
         """
         if listed != self.listed:
@@ -186,7 +186,7 @@ class NvmlSampler:
         return True
 
     def sample(self) -> dict[str, Any]:
-        """Return a sample of all GPUs, or {"error": why there is none}."""
+        """Return a sample of all GPUs, or {"error": why it failed}."""
         begin = time.monotonic()
         self.next = begin + self.orders["interval"]
         listed = list_names(self.gpu_directory)
@@ -249,7 +249,7 @@ class NvmlSampler:
         return gpu
 
     def _read(self, handle: Any, wanted: frozenset[str]) -> tuple[Values, str]:
-        """Return what is wanted and answered, and why the GPU cannot be used, "" if it can."""
+        """Return the requested values that were answered, and why the GPU cannot be used, "" if it can."""
         values: Values = {}
         for names, read in READERS:
             if wanted.isdisjoint(names) or (read is read_pcie_rates and self._has_gpm(handle)):
@@ -315,7 +315,7 @@ class NvmlSampler:
             if pynvml.nvmlDeviceGetSupportedEventTypes(handle) & XIDS:
                 pynvml.nvmlDeviceRegisterEvents(handle, XIDS, self.events)
                 self.watched.add(uuid)
-        except pynvml.NVMLError:  # then there is no series of them for this GPU
+        except pynvml.NVMLError:  # then this GPU gets no series for them
             return
 
     def _drain(self) -> None:
@@ -337,7 +337,7 @@ class NvmlSampler:
             self.totals[key][event.eventData] += 1
 
     def _xids(self, uuid: str, instance: int) -> tuple[int | None, "Counter[int]"]:
-        """Return the last XID, 0 for none yet and None where none is reported, and how many there were of each."""
+        """Return the last XID, 0 for none yet and None if XIDs are not reported, and the count of each."""
         if uuid not in self.watched and (uuid, instance) not in self.last_xid:
             return None, Counter()
         counts = Counter(self.recent[uuid, instance].last(self.orders["window"]))

@@ -44,9 +44,9 @@ GONE = "NVML no longer lists it"
 
 
 class Standing(NamedTuple):
-    """How the exporter itself does; ``defects``: how often its work began anew, ``defect``: why, until a sample came.
+    """The exporter's own state; ``defects``: the number of restarts of its work, ``defect``: why, until a sample came.
 
-    ``pods_seconds``: -1 while nobody was asked.
+    ``pods_seconds``: -1 before the first query.
     """
 
     defects: int = 0
@@ -72,9 +72,9 @@ class VendorSamples:
         self._seen: dict[str, GpuSample] = {}
 
     def take(self, sample: Sample, now: float, limit: float) -> bool:
-        """Take in a sample; one that failed leaves the values of before for ``limit`` seconds.
+        """Take in a sample; a failed one leaves the former values for ``limit`` seconds.
 
-        Returns whether there are other values now.
+        Returns whether the values have changed.
         """
         if sample.error:
             self._log.once(self._topic, "error", f"no metrics of {self._prefix}GPUs: {sample.error}")
@@ -113,7 +113,7 @@ class VendorSamples:
 
 
 class ExporterService:
-    """The exporter; :meth:`run` works until it is told to end.
+    """The exporter; :meth:`run` works until it is stopped.
 
     Raises SettingsError (OCIGPU-KUBE-4) for a list of metrics that cannot be read, and HostError (OCIGPU-KUBE-3) when
     it cannot listen.  ``deadline``: seconds that a sample may be late.
@@ -238,7 +238,7 @@ class ExporterService:
             self.reloading = False
 
     def _take(self, source: VendorSamples, sample: Sample) -> None:
-        """Make the page of a sample; one that failed leaves the page of before, for a while."""
+        """Make the page of a sample; a failed one leaves the former page for a while."""
         limit = max(STALE_SECONDS, STALE_INTERVALS * self.options.collect_interval)
         if source.take(sample, time.monotonic(), limit):
             if self.options.debug and not sample.error:
@@ -289,7 +289,7 @@ class ExporterService:
     # about itself
 
     def own_metrics(self) -> bytes:
-        """Return what the exporter says of itself, now."""
+        """Return the exporter's metrics about itself."""
         now, sources = self.standing, list(self.sources.values())
         done = [source for source in sources if source.done]
         age = round(time.monotonic() - min((source.sampled for source in done), default=0.0), 3)

@@ -50,9 +50,9 @@ def find_split(
 
 
 def read_pod_uids(held: Iterable[Held], path: str = CHECKPOINT) -> dict[Pod, str]:
-    """Return the UIDs of the pods that have these devices, from the kubelet's checkpoint; {} when it cannot be read.
+    """Return the UIDs of the pods with these devices, from the kubelet's checkpoint; {} if it is unreadable.
 
-    Both tell which device a container has, and no device is given away twice.
+    Both name the device of a container, and a device is never given away twice.
     """
     try:
         document = json.loads(read_regular(path, MAX_CHECKPOINT))
