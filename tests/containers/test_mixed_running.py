@@ -122,5 +122,5 @@ def test_the_keeper_gives_back_what_an_update_has_taken(lab: Lab) -> None:
         keeper.look()
         assert lab.opened(made) == [0, 2, 3]
         apply_again(made, "v1")
-        assert ocigpu(made, "repair", made.name).stdout.count("given back: device rule") >= 4
+        assert ocigpu(made, "repair", made.name).stdout.count("restored: device rule") >= 4
         assert lab.opened(made) == [0, 2, 3]

@@ -190,7 +190,7 @@ def test_a_claim_that_is_replaced_an_administrator_and_a_reboot(root: Path, simu
         away = f"--kubeconfig={root.parent}/none"
         with dra_driver(simulated_host.settings, root, away) as driver:
             kubelet.find()
-            driver.wait_for_log("the machine was started since: 3 claims of before are no longer prepared")
+            driver.wait_for_log("the machine was restarted: 3 earlier claims are no longer prepared")
             assert kubelet.unprepare(DRIVER, [admin, third]) == {admin[1]: {}, third[1]: {}}, "without an API server"
             wait_for("the files' end", lambda: not os.listdir(root.parent / "cdi"))
             assert driver.end() == 0

@@ -435,7 +435,7 @@ def test_the_list_of_metrics_is_followed_and_a_bad_one_changes_nothing(
         file.write_text(f"{UTIL}, gauge\n")
         page = running.wait("the bad list", lambda page: value(page, "ocigpu_exporter_collectors_up") == 0)
         assert UTIL in page
-        assert "collectors.csv line 1: three fields are wanted" in running.log
+        assert "collectors.csv line 1: three fields are required" in running.log
         file.write_text(f"{UTIL}, gauge, busy\nDCGM_FI_DEV_CPU_UTIL_TOTAL, gauge, x\n")
         running.wait("a good list", lambda page: value(page, "ocigpu_exporter_collectors_up") == 1)
         assert "line 2: DCGM_FI_DEV_CPU_UTIL_TOTAL is left out: only DCGM reports CPUs" in running.log

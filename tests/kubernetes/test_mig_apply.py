@@ -242,7 +242,7 @@ def test_generated_layouts_and_checkpoints_are_read_again(
     status, out, _ = mig(host, capfd, "export", "-o", "json", "-l", "now")
     assert list(json.loads(out)["mig-configs"]) == ["now"]
     saved.write_text(saved.read_text().replace(before[0].uuid, "GPU-other"))
-    assert "GPUs that are not here: GPU-other" in mig(host, capfd, "restore", "-f", str(saved))[2]
+    assert "GPUs that this host lacks: GPU-other" in mig(host, capfd, "restore", "-f", str(saved))[2]
 
 
 _WITH_NVML = """
