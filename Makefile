@@ -28,8 +28,8 @@ test-all: ## pass the whole suite: make test, packages and wheels, and every row
 test-pythons: ## pass the tests that need no root and no engine on every Python from 3.11 on that is here, or in Debian 13 and unstable (PYTHONS=FILES)
 	@WORKERS=$(WORKERS) packaging/pythons.sh $(PYTEST_OPTIONS)
 
-bench: ## measure ocigpu against bare runc (PEER_DIR=DIR: NVIDIA's programs beside; WRITE=1: bench/RESULTS.md, README)
-	@packaging/bootstrap.sh demo
+bench: ## measure ocigpu against bare runc (PEER_DIR=DIR: NVIDIA's programs beside; WRITE=1: the page in bench/, README)
+	@SNAPSHOT=$${SNAPSHOT-yes} packaging/bootstrap.sh demo
 	@$(if $(PEER_DIR),PEER_DIR='$(PEER_DIR)') .venv/bin/python -m bench $(if $(WRITE),--write) $(BENCH_OPTIONS)
 
 load: ## 2,000 containers in sequence and 64 at once in each mode; nothing may fail or be left (REPORT=FILE)

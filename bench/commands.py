@@ -1,13 +1,17 @@
 """Commands that are timed: one by itself, or those of a container's life."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import prctl
 
 PREFIX = "ocigpu-bench-"
 """Start of the names of our containers, which are their cgroups' too."""
@@ -76,11 +80,43 @@ def wait_stopped(pid: int) -> None:
     raise RuntimeError(f"process {pid} does not end")
 
 
+def adopt_orphans() -> None:
+    """Become the parent of processes below this one that lose theirs: containers, and what a hook leaves behind."""
+    prctl.set_child_subreaper(True)
+
+
+def processor_time() -> float:
+    """Return the milliseconds of processor time of all processes below this one that have ended, and reap the last."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (usage.ru_utime + usage.ru_stime) * 1000
+
+
+@contextlib.contextmanager
+def busy_processors(busy: bool) -> Iterator[None]:
+    """Keep every processor busy with a process that computes, as on a node that has other work."""
+    words = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+    others = [subprocess.Popen(words) for _ in range(os.cpu_count() or 1)] if busy else []
+    try:
+        yield
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
 def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str], name: str = "") -> Sample:
-    """Create, start, wait for and delete one container; returns milliseconds by phase, and of all of them."""
+    """Create, start, wait for and delete one container.
+
+    Returns milliseconds by phase, "figure" of all of them, and "cpu": the processor time of all their processes, the
+    container's own included (adopt_orphans was called).
+    """
     name = name or f"{PREFIX}{os.getpid()}"
     pid_file = bundle / "pid"
     base = [runtime, "--root", str(root)]
+    before = processor_time()
     spent = {"create": run([*base, "create", "--bundle", str(bundle), "--pid-file", str(pid_file), name], env)}
     try:
         spent["start"] = run([*base, "start", name], env)
@@ -89,4 +125,4 @@ def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str], name
     except Exception:
         subprocess.run([*base, "delete", "--force", name], env=env, capture_output=True)
         raise
-    return {**spent, "figure": sum(spent.values())}
+    return {**spent, "figure": sum(spent.values()), "cpu": processor_time() - before}

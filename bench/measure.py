@@ -33,21 +33,25 @@ class Row(NamedTuple):
 
 
 class Group:
-    """Rows that are measured side by side; ratios are to the first."""
+    """Rows that are measured side by side; ratios are to the first.  ``busy``: while all processors have other work."""
 
-    def __init__(self, title: str, *rows: Row) -> None:
-        self.title, self.rows = title, rows
+    def __init__(self, title: str, *rows: Row, busy: bool = False) -> None:
+        self.title, self.rows, self.busy = title, rows, busy
 
 
 class Figures(NamedTuple):
-    """Medians of a row: of its samples, of the ratio to its group's first row, of what it adds to its ``over``."""
+    """Medians of a row: of its samples, of the ratio to its group's first row, of the time and the processor time that
+    it adds to its ``over``.
+    """
 
     sample: Sample
     ratio: float | None = None
     added: float | None = None
+    cpu: float | None = None
 
     def get(self, what: str) -> float | None:
-        return self.ratio if what == "ratio" else self.added if what == "added" else self.sample.get(what)
+        own = {"ratio": self.ratio, "added": self.added, "cpu": self.cpu}
+        return own[what] if what in own else self.sample.get(what)
 
 
 def take_rounds(takes: dict[str, Take], rounds: int, warm: int, out: Output) -> dict[str, list[Sample]]:
@@ -78,12 +82,15 @@ def find_figures(rows: Sequence[Row], samples: dict[str, list[Sample]]) -> dict[
         if not taken:
             continue
         medians = {name: statistics.median(each[name] for each in taken) for name in taken[0]}
-        ratio = added = None
+        ratio = added = cpu = None
         if row.over in samples:
             triples = [
                 (a["figure"], b["figure"], c["figure"]) for a, b, c in zip(taken, samples[row.over], base, strict=True)
             ]
             added = statistics.median(own - over for own, over, _ in triples)
             ratio = statistics.median((own - over + first) / first for own, over, first in triples)
-        found[row.name] = Figures(medians, ratio, added)
+            if "cpu" in medians:
+                pairs = zip(taken, samples[row.over], strict=True)
+                cpu = statistics.median(own["cpu"] - over["cpu"] for own, over in pairs)
+        found[row.name] = Figures(medians, ratio, added, cpu)
     return found

@@ -1,4 +1,4 @@
-"""The figures as tables: all of them for bench/RESULTS.md, four of them for the README, from the same run."""
+"""The figures as tables: all of them for the page of these processors, a few for the README."""
 
 import re
 from collections.abc import Sequence
@@ -10,14 +10,19 @@ from bench.output import Output, milliseconds, times
 
 _AIM = re.compile(r"(\w+) <= ([\d.]+)(?:/(\d+))?(?: of (.+))?")
 VENDOR = "vendor "
-COSTS = {
-    "8 GPUs, mode `hook` (the default): added to a container's start and end": "hook",
-    "8 GPUs, mode `spec` (NVIDIA's: its default mode)": "spec",
-    "no GPU asked for": "no GPU",
-    "`cdi generate`, the whole command": "generate, 600",
-}
-"""Rows of the README's table, each with the figure that a user cares about: what is added, else the whole."""
-BEGIN, END = "<!-- costs: make bench WRITE=1 -->\n", "<!-- end of costs -->\n"
+COSTS = (
+    ("8 GPUs, mode `hook` (the default): added to a container's start and end", "hook", "added"),
+    ("the same, in processor time", "hook", "cpu"),
+    ("the same while every processor has other work", "busy: hook", "added"),
+    ("8 GPUs, mode `spec` (NVIDIA's: its default mode)", "spec", "added"),
+    ("the same, in processor time", "spec", "cpu"),
+    ("the same while every processor has other work", "busy: spec", "added"),
+    ("no GPU requested", "no GPU", "added"),
+    ("`cdi generate`, the whole command", "generate, 600", "figure"),
+)
+"""Lines of the README's table: what it says, a row of the benchmark, and which of its figures."""
+PAGE = "bench/RESULTS-{}.md"
+"""Of one make of processors, by its name."""
 
 
 class Aim(NamedTuple):
@@ -59,43 +64,52 @@ def show_group(out: Output, group: Group, figures: dict[str, Figures]) -> None:
         aims = judge(row, figures)
         cells = [*_cells(figures.get(row.name)), *_cells(figures.get(row.peer))]
         lines.append([row.name, *cells, "; ".join(aim.text for aim in aims), "; ".join(aim.reached for aim in aims)])
-    columns = ["", "median", "ratio", "added", "vendor", "ratio", "added", "aim", "reached"]
+    own = ["ratio", "added", "cpu"]
+    columns = ["", "median", *own, "vendor", *own, "aim", "reached"]
     filled = [place for place in range(len(columns)) if place == 0 or any(line[place] for line in lines)]
     out.table(group.title, [columns[place] for place in filled], [[line[place] for place in filled] for line in lines])
 
 
 def _cells(figures: Figures | None) -> list[str]:
     if figures is None:
-        return ["", "", ""]
+        return [""] * 4
     ratio = "" if figures.ratio is None else times(figures.ratio)
-    return [milliseconds(figures.sample["figure"]), ratio, "" if figures.added is None else milliseconds(figures.added)]
+    added = ["" if each is None else milliseconds(each) for each in (figures.added, figures.cpu)]
+    return [milliseconds(figures.sample["figure"]), ratio, *added]
 
 
-def costs(groups: Sequence[Group], figures: dict[str, Figures], told: str) -> str:
-    """Return the README's table, between its marks; ``told``: what it was measured on."""
+def costs(groups: Sequence[Group], figures: dict[str, Figures], processors: str, told: str) -> str:
+    """Return the README's table for a make of processors, between its marks; ``told``: what it was measured on."""
     rows = {row.name: row for group in groups for row in group.rows}
-    lines = ["| | ocigpu | NVIDIA's toolkit |", "|---|---|---|"]
-    for text, name in COSTS.items():
-        lines.append(f"| {text} | {_cost(figures.get(name))} | {_cost(figures.get(rows[name].peer))} |")
-    return "".join(f"{line}\n" for line in (BEGIN.rstrip("\n"), *lines, "", told, END.rstrip("\n")))
+    lines = [f"| {processors} | ocigpu | NVIDIA's toolkit |", "|---|---|---|"]
+    for text, name, what in COSTS:
+        cells = (_cost(figures.get(each), what) for each in (name, rows[name].peer))
+        lines.append(f"| {text} | {' | '.join(cells)} |")
+    begin, end = _marks(processors)
+    return "".join(f"{line}\n" for line in (begin, *lines, "", told, end))
 
 
-def _cost(figures: Figures | None) -> str:
-    if figures is None:
+def _marks(processors: str) -> tuple[str, str]:
+    return f"<!-- costs on {processors}: make bench WRITE=1 -->", f"<!-- end of costs on {processors} -->"
+
+
+def _cost(figures: Figures | None, what: str) -> str:
+    if figures is None or (value := figures.get(what)) is None:
         return "not measured"
-    if figures.added is None or figures.ratio is None:
-        return f"{milliseconds(figures.sample['figure'])} ms"
-    return f"{milliseconds(figures.added)} ms ({times(figures.ratio)}x)"
+    ratio = f" ({times(figures.ratio)}x)" if what == "added" and figures.ratio is not None else ""
+    return f"{milliseconds(value)} ms{ratio}"
 
 
-def read_costs(text: str) -> str:
+def read_costs(text: str, processors: str) -> str:
     """Return the table of :func:`costs` that a page has, with its marks; "" where there is none."""
-    return BEGIN + text.partition(BEGIN)[2].partition(END)[0] + END if BEGIN in text and END in text else ""
+    begin, end = _marks(processors)
+    found = re.search(f"^{begin}\n.*?^{end}\n", text, re.MULTILINE | re.DOTALL)
+    return found[0] if found else ""
 
 
-def replace_costs(page: Path, made: str) -> None:
-    """Put the table into a page, in the place of the one that is there; raises ValueError where there is none."""
+def replace_costs(page: Path, processors: str, made: str) -> None:
+    """Replace the table that a page has for a make of processors; raises ValueError where there is none."""
     text = page.read_text()
-    if not (there := read_costs(text)):
-        raise ValueError(f"{page}: no table between its marks")
+    if not (there := read_costs(text, processors)):
+        raise ValueError(f"{page}: no table for {processors} between its marks")
     page.write_text(text.replace(there, made))

@@ -12,7 +12,7 @@ import pytest
 
 from bench.commands import Sample
 from bench.measure import Figures, Group, Row, find_figures
-from bench.report import COSTS, costs, judge, read_costs
+from bench.report import PAGE, costs, judge, read_costs
 from bench.rows import GROUPS, MANY
 from bench.vendor import LEGACY
 
@@ -33,6 +33,16 @@ def test_modules_of_the_benchmark_import_each_other_in_no_circle() -> None:
         for path in (REPOSITORY / "bench").glob("*.py")
     }
     graphlib.TopologicalSorter(below).prepare()
+
+
+def test_processor_time_is_that_of_orphans_too() -> None:
+    burn = f"{sys.executable} -I -S -c 'import time\nwhile time.process_time() < 0.2: pass'"
+    ask = (
+        "import subprocess, time\nfrom bench.commands import adopt_orphans, processor_time\nadopt_orphans()\n"
+        f"subprocess.run(['sh', '-c', {burn + ' &'!r}], check=True)\n"
+        "while processor_time() < 200: time.sleep(0.01)\n"
+    )
+    subprocess.run([sys.executable, "-c", ask], cwd=REPOSITORY, check=True, timeout=60)
 
 
 @pytest.mark.rest
@@ -59,13 +69,13 @@ def test_rows_have_names_of_their_own_and_name_others_that_there_are() -> None:
         names = {row.name for row in group.rows}
         for row in group.rows:
             assert {row.over, row.peer} - {""} <= names, row.name
-            everything = {name: Figures({"figure": 1.0, "MiB": 1.0}, 1.0, 1.0) for name in ROWS}
+            everything = {name: Figures({"figure": 1.0, "MiB": 1.0}, 1.0, 1.0, 1.0) for name in ROWS}
             assert all(aim.limit is not None and aim.figure is not None for aim in judge(row, everything)), row.name
 
 
 def test_the_step_of_simulated_hosts_is_no_part_of_a_ratio() -> None:
     def make(figures: tuple[float, ...]) -> list[Sample]:
-        return [{"figure": figure} for figure in figures]
+        return [{"figure": figure, "cpu": figure / 2} for figure in figures]
 
     group = Group(
         "", *(Row(name, lambda _: dict, over) for name, over in (("bare", ""), ("step", "bare"), ("spec", "step")))
@@ -73,7 +83,7 @@ def test_the_step_of_simulated_hosts_is_no_part_of_a_ratio() -> None:
     found = find_figures(
         group.rows, {"bare": make((10, 20, 90)), "step": make((12, 22, 92)), "spec": make((17, 32, 97))}
     )
-    assert (found["spec"].added, found["spec"].ratio) == (5, 1.5)
+    assert (found["spec"].added, found["spec"].ratio, found["spec"].cpu) == (5, 1.5, 2.5)
     assert (found["step"].added, found["bare"].added) == (2, None)
 
 
@@ -85,12 +95,17 @@ def test_an_aim_may_be_a_share_of_what_the_vendor_adds_in_the_same_run() -> None
 
 
 def test_the_costs_name_no_figure_of_the_vendor_that_was_not_measured() -> None:
-    lines = costs(GROUPS, {"hook": Figures({"figure": 70.0}, 1.9, 36.8)}, "here").splitlines()
-    assert next(line for line in lines if "mode `hook`" in line).endswith("| 36.8 ms (1.90x) | not measured |")
-    assert len(COSTS) == 4
+    lines = costs(GROUPS, {"hook": Figures({"figure": 70.0}, 1.9, 36.8, 20.1)}, "AMD", "here").splitlines()
+    at = next(place for place, line in enumerate(lines) if "mode `hook`" in line)
+    assert lines[at].endswith("| 36.8 ms (1.90x) | not measured |")
+    assert lines[at + 1].endswith("| 20.1 ms | not measured |")
 
 
-def test_readme_and_results_are_of_the_same_run() -> None:
-    results, readme = (read_costs((REPOSITORY / page).read_text()) for page in ("bench/RESULTS.md", "README.md"))
+@pytest.mark.parametrize(
+    "page", sorted((REPOSITORY / "bench").glob(Path(PAGE.format("*")).name)), ids=lambda page: page.stem
+)
+def test_readme_and_results_are_of_the_same_run(page: Path) -> None:
+    processors = page.stem.partition("-")[2]
+    results, readme = (read_costs(each.read_text(), processors) for each in (page, REPOSITORY / "README.md"))
     assert results
     assert results == readme
