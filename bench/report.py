@@ -108,8 +108,12 @@ def read_costs(text: str, processors: str) -> str:
 
 
 def replace_costs(page: Path, processors: str, made: str) -> None:
-    """Replace the table that a page has for a make of processors; raises ValueError where there is none."""
+    """Replace a page's table for a make of processors, or put it behind the last table of others.
+
+    Raises ValueError where there is none.
+    """
     text = page.read_text()
-    if not (there := read_costs(text, processors)):
-        raise ValueError(f"{page}: no table for {processors} between its marks")
-    page.write_text(text.replace(there, made))
+    there = read_costs(text, processors)
+    if not there and not (others := re.findall(r"^<!-- end of costs on .* -->\n", text, re.MULTILINE)):
+        raise ValueError(f"{page}: no table between marks")
+    page.write_text(text.replace(there, made) if there else text.replace(others[-1], f"{others[-1]}\n{made}"))

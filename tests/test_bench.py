@@ -12,7 +12,7 @@ import pytest
 
 from bench.commands import Sample
 from bench.measure import Figures, Group, Row, find_figures
-from bench.report import PAGE, costs, judge, read_costs
+from bench.report import PAGE, costs, judge, read_costs, replace_costs
 from bench.rows import GROUPS, MANY
 from bench.vendor import LEGACY
 
@@ -109,3 +109,15 @@ def test_readme_and_results_are_of_the_same_run(page: Path) -> None:
     results, readme = (read_costs(each.read_text(), processors) for each in (page, REPOSITORY / "README.md"))
     assert results
     assert results == readme
+
+
+def test_a_page_has_a_table_for_each_make_of_processors(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    first, other, newer = (costs(GROUPS, {}, name, told) for name, told in (("Intel", "1"), ("AMD", "2"), ("AMD", "3")))
+    page.write_text(f"before\n{first}after\n")
+    for made in (other, newer):
+        replace_costs(page, "AMD", made)
+        assert page.read_text() == f"before\n{first}\n{made}after\n"
+    page.write_text("nothing\n")
+    with pytest.raises(ValueError, match="no table"):
+        replace_costs(page, "AMD", newer)
