@@ -34,6 +34,7 @@ def test_what_passes_alone_is_named_and_passes(flaky: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["FLAKY test_luck.py::test_that_needs_luck", "*1 failed, 1 passed*"])
 
 
+@pytest.mark.rest
 def test_without_the_option_a_failure_is_one(flaky: pytest.Pytester) -> None:
     assert run(flaky).ret == pytest.ExitCode.TESTS_FAILED
 
@@ -46,6 +47,7 @@ def test_what_fails_alone_too_fails_the_run(flaky: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("FLAKY test_fault.py*")
 
 
+@pytest.mark.rest
 def test_a_session_that_cannot_clean_up_is_run_again_as_well(flaky: pytest.Pytester) -> None:
     flaky.makeconftest(
         "import pytest\n@pytest.fixture(scope='session', autouse=True)\ndef whole():\n    yield\n    assert 0"
@@ -54,11 +56,13 @@ def test_a_session_that_cannot_clean_up_is_run_again_as_well(flaky: pytest.Pytes
     assert run(flaky, "--again").ret == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.rest
 def test_a_worker_that_dies_is_not_forgotten(flaky: pytest.Pytester) -> None:
     flaky.makepyfile(test_death="import os\ndef test_death(): os._exit(1)")
     assert run(flaky, "--again").ret != 0
 
 
+@pytest.mark.rest
 def test_what_cannot_be_collected_is_not_luck(flaky: pytest.Pytester) -> None:
     flaky.makepyfile(test_broken="import no_such_module_at_all")
     result = run(flaky, "--again", "--continue-on-collection-errors")
@@ -66,6 +70,7 @@ def test_what_cannot_be_collected_is_not_luck(flaky: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("FLAKY*")
 
 
+@pytest.mark.rest
 def test_many_failures_are_not_luck(flaky: pytest.Pytester) -> None:
     flaky.makepyfile(
         test_many=f"import pytest\n@pytest.mark.parametrize('n', range({again.MOST}))\ndef test_many(n): assert 0"
@@ -75,6 +80,7 @@ def test_many_failures_are_not_luck(flaky: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("FLAKY*")
 
 
+@pytest.mark.rest
 def test_what_flaked_twice_is_not_run_again(flaky: pytest.Pytester) -> None:
     flaky.makeconftest("from support import again\nagain.FLAKED_TWICE = ('test_luck.py::test_that_needs_luck',)")
     assert run(flaky, "--again").ret == pytest.ExitCode.TESTS_FAILED

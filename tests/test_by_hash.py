@@ -77,6 +77,7 @@ def clone(tmp_path: Path, index: Path) -> Path:
     return clone
 
 
+@pytest.mark.rest
 def test_no_back_end_of_an_index_runs_while_packages_are_made(
     clone: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

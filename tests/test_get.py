@@ -52,6 +52,7 @@ def test_the_file_that_fits_is_named_with_what_installs_it(release: Path, own: s
     ]
 
 
+@pytest.mark.rest
 def test_the_part_for_kubernetes_is_that_of_the_same_version_and_python(release: Path, own: str) -> None:
     done = get("--kubernetes", release.name, cwd=release.parent)
     kubernetes = own.replace("_1.0", "-kubernetes_1.0")
@@ -88,6 +89,7 @@ exit 7
     assert (installed.parent.exists(), list(work.iterdir())) == (False, [])
 
 
+@pytest.mark.rest
 def test_what_an_address_has_is_kept_here(release: Path, own: str, tmp_path: Path) -> None:
     requirements.require(requirements.programs("curl"))
     (work := tmp_path / "work").mkdir()

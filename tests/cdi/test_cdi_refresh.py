@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.products import one_in
 
 from ocigpu.cdi.refresh import RefreshedSpec, refresh
 from ocigpu.core.errors import OcigpuError
@@ -211,17 +212,20 @@ def test_without_a_place_for_the_lock_the_file_is_written_all_the_same(
 
 @pytest.mark.parametrize(
     ("file", "newest", "asked", "written"),
-    [
-        ("", "", "", "0.6.0"),
-        ("", "0.5.0", "", "0.5.0"),
-        ("", "1.0.0", "", "0.6.0"),
-        ("", "0.5.0", "1.0.0", "0.6.0"),
-        ("0.5.0", "", "", "0.5.0"),
-        ("0.5.0", "1.0.0", "", "0.5.0"),
-        ("0.5.0", "", "0.6.0", "0.6.0"),
-        ("0.6.0", "0.5.0", "", "0.5.0"),
-        ("0.3.0", "1.0.0", "", "0.5.0"),
-    ],
+    one_in(
+        3,
+        [
+            ("", "", "", "0.6.0"),
+            ("", "0.5.0", "", "0.5.0"),
+            ("", "1.0.0", "", "0.6.0"),
+            ("", "0.5.0", "1.0.0", "0.6.0"),
+            ("0.5.0", "", "", "0.5.0"),
+            ("0.5.0", "1.0.0", "", "0.5.0"),
+            ("0.5.0", "", "0.6.0", "0.6.0"),
+            ("0.6.0", "0.5.0", "", "0.5.0"),
+            ("0.3.0", "1.0.0", "", "0.5.0"),
+        ],
+    ),
 )
 def test_the_version_is_what_engines_read_and_a_lowered_file_stays_low(
     settings: Settings, target: Path, file: str, newest: str, asked: str, written: str

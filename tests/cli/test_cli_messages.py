@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.products import one_in
 
 from ocigpu.cli.front.main import COMMANDS, find_command
 from ocigpu.doctor.findings import CHECKS, Evidence, Finding
@@ -35,13 +36,16 @@ def test_what_people_paste_is_its_own_message_and_no_other(title: str, text: str
 
 @pytest.mark.parametrize(
     "print_it",
-    [
-        lambda line: f'time="2026-11-21T10:00:00Z" level=error msg="{line}"',
-        lambda line: f"Nov 21 03:12:11 node7 kubelet[1311]: E1121 10:00:00.8 1311 pod_workers.go:949] {line}",
-        lambda line: "web-1  | \x1b[31m" + line.replace(" ", "  ") + "\x1b[0m",
-        lambda line: json.dumps(json.dumps({"log": line + "\n", "stream": "stderr"})),
-        lambda line: line.upper(),
-    ],
+    one_in(
+        3,
+        [
+            lambda line: f'time="2026-11-21T10:00:00Z" level=error msg="{line}"',
+            lambda line: f"Nov 21 03:12:11 node7 kubelet[1311]: E1121 10:00:00.8 1311 pod_workers.go:949] {line}",
+            lambda line: "web-1  | \x1b[31m" + line.replace(" ", "  ") + "\x1b[0m",
+            lambda line: json.dumps(json.dumps({"log": line + "\n", "stream": "stderr"})),
+            lambda line: line.upper(),
+        ],
+    ),
     ids=["logrus", "kubelet", "coloured", "json-twice", "upper-case"],
 )
 def test_the_noise_around_a_message_does_not_count(print_it: Callable[[str], str]) -> None:
@@ -63,6 +67,7 @@ def test_a_message_that_is_wrapped_is_found() -> None:
     assert not wrong
 
 
+@pytest.mark.rest
 def test_each_wording_is_its_own_entrys() -> None:
     wrong = [(text, entry.title) for entry in MESSAGES for text in entry.wordings() if titles(text) != [entry.title]]
     assert not wrong
@@ -132,12 +137,15 @@ def _seconds(text: str) -> float:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "Failed to initialize NVML: Unknown Error",
-        "nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot open shared object",
-        'could not select device driver "" with capabilities: [[gpu]]',
-        "level=info msg=started nvidia container error 4711 failed to open device",
-    ],
+    one_in(
+        4,
+        [
+            "Failed to initialize NVML: Unknown Error",
+            "nvidia-container-cli: initialization error: load library failed: libnvidia-ml.so.1: cannot open",
+            'could not select device driver "" with capabilities: [[gpu]]',
+            "level=info msg=started nvidia container error 4711 failed to open device",
+        ],
+    ),
 )
 def test_a_log_takes_time_by_its_length(line: str) -> None:
     """And not by the square of it: four times the lines would then take sixteen times as long."""

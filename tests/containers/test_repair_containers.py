@@ -252,6 +252,7 @@ def test_the_keeper_says_once_that_the_host_has_no_driver(gpu_3: Made) -> None:
     assert log.lines[1:] == [f"info: repaired {gpu_3.name}: it had lost device rule c 195:3 rw"]
 
 
+@pytest.mark.rest
 def test_what_one_container_or_image_does_hides_no_loss_from_the_doctor(
     gpu_3: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def loaded(
     return hot, starts.loaded
 
 
+@pytest.mark.rest
 def test_a_module_with_the_regime_of_the_hot_path_is_loaded_there(
     loaded: tuple[set[str], set[str]], public_copy: PublicCopy
 ) -> None:

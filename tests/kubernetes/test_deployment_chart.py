@@ -16,6 +16,7 @@ from deployment_lab import CASES, CHART, DEPLOYMENT, RENDERER, Object, admits, c
 from support.api_server import FakeApiServer, make_account
 from support.process import run
 from support.product import PROGRAMS, REPOSITORY
+from support.products import one_in
 
 from ocigpu import __version__
 from ocigpu.kubernetes.installer import program as node_installer
@@ -183,7 +184,7 @@ def test_configurations_are_accepted_by_the_programs(found: list[Object], tmp_pa
             assert os.path.dirname(socket) in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
-@pytest.mark.parametrize("case", ["as it is", "everything", "other places", "nodes that nobody logs into"])
+@pytest.mark.parametrize("case", one_in(2, ["as it is", "everything", "other places", "nodes that nobody logs into"]))
 def test_command_lines_are_accepted_by_the_programs(case: str) -> None:
     """The first word that is not known is the one that we add: options are read in order, before anything is done."""
     for _, container in containers(objects(CASES[case])):

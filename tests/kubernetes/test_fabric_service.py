@@ -231,16 +231,8 @@ def test_a_socket_left_by_a_service_that_was_killed_is_taken_over(
 
 
 def vsock_loops_back() -> bool:
-    """Whether this kernel connects a vsock to itself (vsock_loopback): few machines for tests do."""
-    with socket.socket(socket.AF_VSOCK) as listener, socket.socket(socket.AF_VSOCK) as caller:
-        listener.bind((socket.VMADDR_CID_ANY, socket.VMADDR_PORT_ANY))
-        listener.listen()
-        caller.settimeout(1.0)
-        try:
-            caller.connect((VMADDR_CID_LOCAL, listener.getsockname()[1]))
-        except OSError:
-            return False
-        return True
+    """Whether this kernel can connect a vsock to itself, which few machines for tests can: its symbols say it."""
+    return "vsock_loopback" in Path("/proc/kallsyms").read_text()
 
 
 VMADDR_CID_LOCAL = 1

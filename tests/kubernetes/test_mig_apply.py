@@ -105,7 +105,7 @@ def test_every_layout_of_the_examples_fits_where_the_model_has_its_profiles(mode
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("model", one_in(4, ABLE))
+@pytest.mark.parametrize("model", one_in(9, ABLE))
 def test_every_layout_of_the_examples_is_made_or_changes_nothing(
     model: str, work_directory: Path, capfd: pytest.CaptureFixture[str], share: Callable[..., list[Any]]
 ) -> None:
@@ -356,6 +356,7 @@ def hooks(directory: Path, **scripts: str) -> str:
     return str(directory / "hooks.yaml")
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_hooks_are_run_in_order_and_end_what_uses_the_gpus(
     work_directory: Path, capfd: pytest.CaptureFixture[str]

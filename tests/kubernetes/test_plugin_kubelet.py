@@ -14,6 +14,7 @@ from plugin_lab import GPU, MIG_1G, MIG_3G, Kubelet, Plugin, kubelet, other_plug
 from support import requirements
 from support.process import run, wait_for
 from support.product import PROGRAMS, SimulatedHost, make_simulated_host
+from support.products import one_in
 
 pytestmark = pytest.mark.root
 SHARED = {"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2}]}}}
@@ -363,14 +364,17 @@ def test_sighup_registers_anew(eight: tuple[Kubelet, Plugin]) -> None:
 
 @pytest.mark.parametrize(
     ("words", "variables", "status", "error"),
-    [
-        (["--mig-strategie=none"], {}, 2, 'OCIGPU-ARG-1: no such option: "--mig-strategie=none"'),
-        (["--mig-strategy"], {}, 2, "OCIGPU-ARG-1: --mig-strategy needs a value"),
-        (["--log-format", "xml"], {}, 2, "OCIGPU-ARG-1: --log-format"),
-        (["--mig-strategy", "some"], {}, 1, "OCIGPU-KUBE-1: --mig-strategy"),
-        ([], {"PASS_DEVICE_SPECS": "maybe"}, 1, "OCIGPU-KUBE-1: PASS_DEVICE_SPECS"),
-        (["--fail-on-init-error"], {}, 1, "OCIGPU-HOST-1: no NVIDIA driver"),
-    ],
+    one_in(
+        3,
+        [
+            (["--mig-strategie=none"], {}, 2, 'OCIGPU-ARG-1: no such option: "--mig-strategie=none"'),
+            (["--mig-strategy"], {}, 2, "OCIGPU-ARG-1: --mig-strategy needs a value"),
+            (["--log-format", "xml"], {}, 2, "OCIGPU-ARG-1: --log-format"),
+            (["--mig-strategy", "some"], {}, 1, "OCIGPU-KUBE-1: --mig-strategy"),
+            ([], {"PASS_DEVICE_SPECS": "maybe"}, 1, "OCIGPU-KUBE-1: PASS_DEVICE_SPECS"),
+            (["--fail-on-init-error"], {}, 1, "OCIGPU-HOST-1: no NVIDIA driver"),
+        ],
+    ),
     ids=["option", "value", "format", "choice", "variable", "no-driver"],
 )
 def test_a_wrong_command_line_says_so(

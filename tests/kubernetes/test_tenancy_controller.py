@@ -435,6 +435,7 @@ def wait_until_ready(cluster: Cluster, name: str) -> None:
     wait_for(f"tenancy {name}", lambda: status(cluster, name).get("phase") == "Ready")
 
 
+@pytest.mark.rest
 def test_a_new_tenancy_waits_for_no_other(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for those that are made at the same time, nor for those that do not become ready."""
     monkeypatch.setattr(controller_module, "RESYNC", 3600.0)

@@ -139,6 +139,7 @@ def test_a_text_file_is_written_and_undone(state: str, only_if_missing: bool, he
         assert (snapshot(rootfs), path.lstat().st_ino) == (again, inode)
 
 
+@pytest.mark.rest
 @pytest.mark.product(single=True)
 @WAYS
 @pytest.mark.parametrize("how", ["raise", "defect", "kill worker", "kill parent"])

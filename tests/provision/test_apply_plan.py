@@ -174,6 +174,7 @@ def test_nothing_leaks_through_a_rootfs_that_is_shared_with_the_host(
         next(mounted, None)
 
 
+@pytest.mark.rest
 def test_every_failure_leaves_the_container_as_it_was(
     host: Path, rootfs: Path, tmp_path: Path, share: Callable[..., list[tuple[str, int]]]
 ) -> None:

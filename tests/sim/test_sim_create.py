@@ -273,6 +273,7 @@ def test_ordinary_user_makes_a_host_with_stand_in_files(session_directory: Path,
     assert os.listdir(parent) == ["host"]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_an_ordinary_user_can_have_every_fault_of_the_driver(session_directory: Path, public_copy: PublicCopy) -> None:
     """What the kernel shows is read-only, also for who has made it."""
@@ -349,6 +350,7 @@ def test_a_full_disk_is_not_taken_for_a_missing_compiler(tmp_path: Path) -> None
     assert done.stderr.splitlines()[-1] == "hint: Make room, or name a directory on another disk: df -h"
 
 
+@pytest.mark.rest
 def test_machine_without_32_bit_or_static_linking_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     compiler = tmp_path / "bin/gcc"

@@ -95,6 +95,7 @@ def test_a_command_sees_gpus_and_its_directory_is_gone_afterwards() -> None:
     assert "ocigpu: SIMULATED: 2 GPUs, NVIDIA L4" in done.stderr
 
 
+@pytest.mark.rest
 def test_options_behind_the_name_of_the_command_are_its_own() -> None:
     done = sim_exec("--gpus", "2", "nvidia-smi", "-L")
     assert [text.partition(" (")[0] for text in done.stdout.splitlines()] == [
@@ -168,6 +169,7 @@ def test_the_hint_makes_the_host_that_was_asked_for(tmp_path: Path) -> None:
     assert describe_host(str(tmp_path / "host"))["model"] == "mi300x"
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("number", one_in(5, ENDS))
 def test_the_signal_that_ends_a_command_ends_ocigpu_too(tmp_path: Path, number: int) -> None:
     script = f"import os, signal; signal.signal({int(number)}, signal.SIG_DFL); os.kill(os.getpid(), {int(number)})"
@@ -300,6 +302,7 @@ def private_mounts() -> list[str]:
     return ["unshare", "--mount", "--propagation", "private", "sh", "-ec"]
 
 
+@pytest.mark.rest
 def test_a_place_that_is_mounted_noexec_is_passed_over(tmp_path: Path, private_mounts: list[str]) -> None:
     command = f"{OCIGPU} sim exec -q -- sh -c 'nvidia-smi -L; echo $OCIGPU_CONFIG'"
     done = run([*private_mounts, f"mount -t tmpfs -o noexec none {tmp_path}; TMPDIR={tmp_path} {command}"])

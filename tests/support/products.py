@@ -15,6 +15,7 @@ out.  Cases that are named on the command line are taken in any case.
 """
 
 import functools
+import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -55,11 +56,24 @@ def choose(
     has = [parts(row) for row in rows]
     chosen = set(always)
     often = Counter(part for place in chosen for part in has[place])
-    left = list(range(len(rows)))
-    while left := [place for place in left if not has[place] <= often.keys()]:
-        best = max(left, key=lambda place: (len(has[place] - often.keys()), -sum(often[part] for part in has[place])))
-        chosen.add(best)
-        often.update(has[best])
+
+    def value(place: int) -> tuple[int, int, int]:
+        """Return the least for the best.  What a place is worth only falls while others are chosen."""
+        return -len(has[place] - often.keys()), sum(often[part] for part in has[place]), place
+
+    left = [value(place) for place in range(len(rows))]
+    heapq.heapify(left)
+    while left:
+        place = left[0][-1]
+        now = value(place)
+        if now[0] == 0:
+            heapq.heappop(left)
+        elif now == left[0]:
+            heapq.heappop(left)
+            chosen.add(place)
+            often.update(has[place])
+        else:
+            heapq.heapreplace(left, now)
     return sorted(chosen)
 
 
