@@ -22,6 +22,10 @@ PRODUCTS = {
 }
 
 
+ORDINARY = -1
+"""What shim and hook return in a snapshot when the ordinary interpreter is to do all of it; nothing was done yet."""
+
+
 def version_line(program: str, own_name: str) -> str:
     """Return what a program of this path says first of its version.
 

@@ -9,6 +9,7 @@ The hooks of CDI specifications have the vendor's names and run at another stage
 
 import os
 
+from ocigpu import ORDINARY
 from ocigpu.bundle.document import check_can_have_gpus, read_config
 from ocigpu.core.config_json import Document, rootfs_path
 from ocigpu.core.errors import UsageError, quoted
@@ -17,7 +18,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.entry.state import parse_state, read_state
 from ocigpu.system.files import file_state
 from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, say, step, trace_problem
-from ocigpu.system.settings_file import read_settings
+from ocigpu.system.settings_file import is_snapshot_refused, read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
 
 TYPE_CHECKING = False
@@ -34,11 +35,13 @@ STAGES = ("prestart", "createRuntime", "poststart", "poststop")
 
 
 def main(argv: list[str]) -> int:
-    """Run the hook with the arguments of the stub; returns the exit status."""
+    """Run the hook with the arguments of the stub; returns the exit status, or ORDINARY."""
     log = Log()
     begin_deadline(lambda: report_failure(PROGRAM, no_answer(), log))
     try:
         options, words = split_options(argv[1:])
+        if is_snapshot_refused(options.get("config", "")):
+            return ORDINARY
         cdi = words not in (["help"], ["version"]) and _is_cdi_call(argv[0], words)
         cdi_help = cdi and words[-1:] in (["--help"], ["-h"])
         command = "help" if cdi_help else "" if cdi else check_command(words)

@@ -8,6 +8,7 @@ import os
 import stat
 import time
 
+from ocigpu import ORDINARY
 from ocigpu.bundle.policy import find_hook, hook_path, owns_device_policy
 from ocigpu.core.config_json import SEARCH_PATH, is_stub
 from ocigpu.core.errors import OcigpuError
@@ -15,7 +16,7 @@ from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
 from ocigpu.system import signals
 from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, step, trace_problem
-from ocigpu.system.settings_file import read_settings
+from ocigpu.system.settings_file import is_snapshot_refused, read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
 
 TYPE_CHECKING = False
@@ -34,21 +35,24 @@ PROGRAM = "ocigpu-runtime"
 
 
 def main(argv: list[str]) -> int:
-    """Run the shim: ``argv`` as given to the stub, argv[0] its own path.  Returns only on failure, with a status."""
+    """Run the shim, with the stub's words (argv[0] is its path).  Returns only on failure: a status, or ORDINARY."""
     log = Log()
     begin_ns, began = time.time_ns(), time.monotonic_ns()
     try:
         arguments = parse_arguments(argv[1:])
         log = _log(arguments, Settings())
         creates = arguments.subcommand in ("create", "run")
-        if arguments.version:
-            print_version(argv[0])
         if creates:
             begin_deadline(lambda: report_failure(PROGRAM, no_answer(), log))
+        config = os.environ.get("OCIGPU_CONFIG", "")
+        if is_snapshot_refused(config):
+            return ORDINARY
+        if arguments.version:
+            print_version(argv[0])
         wanted = os.environ.get(TRACE_VARIABLE, "") if creates else ""
         problem = _begin_trace(wanted, argv, began) if wanted else ""
         with step("settings"):
-            settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""), True)
+            settings = read_settings(config, True)
         log = _log(arguments, settings)
         if creates and settings.trace and not wanted:
             problem = _begin_trace(settings.trace, argv, began)

@@ -3,9 +3,9 @@
 Every module more is paid at each start of a container, and one from elsewhere would be code that runs as root.
 """
 
-import ast
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 import ocigpu
 
 PACKAGE = Path(ocigpu.__file__).parent
+FIND_IMPORTS = runpy.run_path(str(PACKAGE.parent / "packaging/snapshot/imports.py"))["find_imports"]
 HOT_DIRECTORIES = ("core", "system", "gpus", "cdi", "provision", "bundle", "entry")
 NOT_HOT = (
     "ocigpu.cdi.compare",
@@ -201,18 +202,6 @@ def test_the_allow_list_names_only_modules_of_the_standard_library() -> None:
     assert not names & heavy
 
 
-def names_imported(tree: ast.AST) -> set[str]:
-    """Return the modules that a source names in imports, at any depth, but for those below TYPE_CHECKING."""
-    names: set[str] = set()
-    if isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING":
-        return names.union(*map(names_imported, tree.orelse))
-    if isinstance(tree, ast.Import):
-        names = {alias.name for alias in tree.names}
-    elif isinstance(tree, ast.ImportFrom) and tree.module:
-        names = {tree.module}
-    return names.union(*map(names_imported, ast.iter_child_nodes(tree)))
-
-
 def test_imports_inside_functions_of_hot_modules_are_light_too() -> None:
     """A module imported later costs the same, so what is not on the allow-list is listed here with its reason."""
     accepted = ALLOWED | {"sys"} | set(LATE)
@@ -221,7 +210,7 @@ def test_imports_inside_functions_of_hot_modules_are_light_too() -> None:
         path = PACKAGE.parent / (module.replace(".", os.sep) + ".py")
         if not path.exists():
             path = path.with_suffix("") / "__init__.py"
-        names = names_imported(ast.parse(path.read_text()))
+        names = {name.partition(":")[0] for name in FIND_IMPORTS(path.read_text())}
         foreign = {name for name in names if name.split(".")[0] != "ocigpu"} - accepted
         if foreign:
             found[module] = foreign

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 from support import requirements
-from support.fixtures import MakeBundle
-from support.process import run
+from support.engines import start_docker
+from support.fixtures import IMAGE, MakeBundle
+from support.process import explain, run
 from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, make_simulated_host, write_stub
 
 pytestmark = [
@@ -28,6 +29,7 @@ pytestmark = [
 
 SNAPSHOT = REPOSITORY / "packaging/snapshot"
 BUNDLES = sorted(path.parent for path in (REPOSITORY / "tests/bundles").glob("*/config.json"))
+FULL = os.environ.get("OCIGPU_SECURITY") == "full"
 PLAIN = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 INTERPRETER = os.path.realpath(sys.executable)
 
@@ -47,14 +49,16 @@ class Product(NamedTuple):
         return self.copy.runtime.with_name("ocigpu-python")
 
 
-def take(made: Path, target: Path, library: Path, stubs: Path, now: Path | None = None) -> None:
+def take(
+    made: Path, target: Path, library: Path, stubs: Path, now: Path | None = None, python: str | Path = INTERPRETER
+) -> None:
     """Make a snapshot of a library that will be at a path, and is at another now."""
     where = (library, now or library)
     scripts = [
-        write_stub(stubs / f".{name}", "sh", name, library=library, site=library)
+        write_stub(stubs / f".{name}", "sh", name, library=library, site=library, interpreter=python)
         for name in ("ocigpu-runtime", "ocigpu-hook")
     ]
-    done = run([SNAPSHOT / "take.sh", made, target, INTERPRETER, *where, *where, *scripts])
+    done = run([SNAPSHOT / "take.sh", made, target, python, *where, *where, *scripts])
     assert done.stderr == ""
 
 
@@ -104,6 +108,66 @@ def test_the_ordinary_interpreter_does_what_it_does_not(
     assert (found[0], found[-1]) == (str(product.hook), INTERPRETER)
 
 
+SWITCHED_OFF = pytest.mark.parametrize("line", ["no-snapshot = true", '"no-snap\\u0073hot" = true'])
+STARTS = pytest.mark.parametrize(
+    "start",
+    [
+        ["ocigpu-hook", "--config", "CONFIG", "prestart"],
+        ["ocigpu-hook", "--early", "/nonexistent", "--config=CONFIG", "--bundle", "/", "prestart"],
+        ["ocigpu-hook", "--config", "CONFIG", "create-symlinks", "--link", "a::b"],
+        ["ocigpu-hook", "--config", "CONFIG", "--version"],
+        ["ocigpu-runtime", "create", "--bundle", "BUNDLE", "c1"],
+        ["ocigpu-runtime", "--version"],
+        ["ocigpu-runtime", "kill", "c1"],
+    ],
+    ids=lambda words: " ".join(words[-4:]),
+)
+
+
+@STARTS
+@SWITCHED_OFF
+def test_a_setting_does_without_it(
+    product: Product,
+    make_bundle: MakeBundle,
+    simulated_host: SimulatedHost,
+    tmp_path: Path,
+    start: list[str],
+    line: str,
+) -> None:
+    """Before the ordinary interpreter is executed, nothing is written, and nothing is read of standard input."""
+    settings = tmp_path / "config.toml"
+    runtimes = '[runtime]\nruntimes = ["/bin/true"]\n'
+    settings.write_text(f"{simulated_host.settings.read_text()}\n{runtimes}[features]\n{line}\n")
+    places = {"CONFIG": str(settings), "BUNDLE": str(make_bundle(["pause"], {"NVIDIA_VISIBLE_DEVICES": "0"}))}
+    words = [re.sub("CONFIG|BUNDLE", lambda found: places[found[0]], word) for word in start]
+    words[0] = str(product.copy.runtime.with_name(words[0]))
+    environment = {**PLAIN, "OCIGPU_CONFIG": str(settings), "OCIGPU_TRACE": str(tmp_path / "start")}
+    trace = tmp_path / "trace"
+    run(["strace", "-f", "-s", "9999", "-o", trace, *words], env=environment, check=False)
+    _, _, text = trace.read_text().partition(f'execve("{product.snapshot}", ')
+    calls, executed, after = text.partition(f'execve("{INTERPRETER}", ')
+    assert executed
+    assert after.partition("], ")[0] == calls.partition("], ")[0], "another line than the snapshot got"
+    for call in re.findall(r"^\d+ +(.*)$", calls, re.MULTILINE):
+        assert not re.match(r"(p?writev?\d*|(mkdir|unlink|rename|link|symlink|mknod)\w*|fork)\(", call)
+        assert not re.match(r"(p?readv?\d*|recv\w*)\(0,", call)
+        assert not re.search(r"O_WRONLY|O_RDWR|O_CREAT", call)
+    with_setting, ordinary = answers(words, env={"OCIGPU_CONFIG": str(settings)}, input=b"{}")
+    assert with_setting == ordinary
+
+
+@pytest.mark.parametrize("line", ["no-snapshot = false", "no-snapshot = 1", 'other = "\\\\"'])
+def test_other_settings_are_no_reason_to_do_without(product: Product, tmp_path: Path, line: str) -> None:
+    """Those that nobody can read neither: the snapshot says what is wrong with them."""
+    settings = tmp_path / "config.toml"
+    settings.write_text(f"[features]\n{line}\n")
+    words: list[str | Path] = [product.hook, "--config", settings, "prestart"]
+    assert executed(product, words, PLAIN, tmp_path / "trace")[-1] == str(product.snapshot)
+    with_snapshot, ordinary = answers(words, input=b"{}")
+    assert with_snapshot == ordinary
+    assert ordinary[0] != 0
+
+
 @pytest.mark.parametrize("variables", [{"LC_ALL": "C"}, {"LANG": "de_DE.UTF-8"}, {"LC_ALL": "", "LC_CTYPE": "C.utf8"}])
 def test_names_in_utf_8_are_no_reason_to_do_without(
     product: Product, tmp_path: Path, variables: dict[str, str]
@@ -144,6 +208,23 @@ def test_two_snapshots_have_the_same_bytes_and_nothing_of_the_builder(product: P
     places = (tmp_path, product.made, REPOSITORY, "/ocigpu/snapshot/")
     for word in (b"secret-of-the-builder", *map(os.fsencode, places)):
         assert word not in texts[0], word
+
+
+def tree_id(made: Path | str) -> str:
+    """Return the name of a package's version that has this snapshot, "" for none."""
+    command = [REPOSITORY / "packaging/tree-id.sh", INTERPRETER, REPOSITORY / "packaging/deb", made]
+    return run(command).stdout.strip()
+
+
+def test_versions_with_different_snapshots_have_different_names(product: Product, tmp_path: Path) -> None:
+    """A version's directory never changes, and is shared by packages that have the same."""
+    other = shutil.copytree(product.made, tmp_path / "made")
+    assert tree_id(other) == tree_id(product.made)
+    with (other / "snapshot").open("ab") as file:
+        file.write(b"\0")
+    library = shutil.copytree(product.made, tmp_path / "library")
+    (library / "library/json/__init__.py").write_text("")
+    assert len({tree_id(made) for made in ("", product.made, other, library)}) == 4
 
 
 def answers(words: list[str | Path], **options: object) -> list[tuple[int, bytes, bytes]]:
@@ -304,16 +385,21 @@ def test_a_start_with_nothing_kept_asks_nvml_by_the_ordinary_interpreter(
     assert sum(rule["allow"] for rule in rules) >= 8
 
 
+@pytest.mark.timeout(7200)
 def test_thousands_of_starts_have_one_answer(product: Product) -> None:
-    """From several threads at once: no hang, no crash, no other answer."""
+    """From several threads at once: no hang, no crash, no other answer; of the hook, and of a shim that refuses."""
     wrong: list[str] = []
-    expected = run([product.hook, "--help"], env=PLAIN).stdout
+    refused = [product.copy.runtime, "create", "--bundle", "/nonexistent", "c1"]
+    commands: list[list[str | Path]] = [[product.hook, "--version"], refused]
+    expected = [answers(words)[1] for words in commands]
+    assert [status for status, _, _ in expected] == [0, 1]
 
     def start() -> None:
-        for _ in range(500):
-            done = subprocess.run([product.hook, "--help"], env=PLAIN, capture_output=True, text=True, timeout=60)
-            if (done.returncode, done.stdout, done.stderr) != (0, expected, ""):
-                wrong.append(f"{done.returncode} {done.stderr}")
+        for number in range(25_000 if FULL else 500):
+            words = commands[number % 2]
+            done = subprocess.run(words, env=PLAIN, capture_output=True, timeout=60)
+            if (done.returncode, done.stdout, done.stderr) != expected[number % 2]:
+                wrong.append(f"{done.returncode} {done.stderr!r}")
 
     threads = [threading.Thread(target=start) for _ in range(4)]
     for thread in threads:
@@ -382,6 +468,49 @@ def test_specifications_in_yaml_are_read_alike(
         found.append((done[0], done[1], errors))
     assert found[0] == found[1]
     assert change[0] or found[0][0] == 0
+
+
+def test_a_specification_in_yaml_needs_the_ordinary_interpreter(
+    product: Product, make_bundle: MakeBundle, simulated_host: SimulatedHost, tmp_path: Path
+) -> None:
+    """Where that is gone, the message says so, and names it."""
+    python = tmp_path / "python3"
+    python.symlink_to(INTERPRETER)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    take(product.made, programs / "ocigpu-python", product.copy.library, programs, python=python)
+    values = {"library": product.copy.library, "site": product.copy.library, "interpreter": python}
+    shim = write_stub(programs / "ocigpu-runtime", **values, snapshot=programs / "ocigpu-python")
+    python.unlink()
+    specification = tmp_path / "cdi/one.yaml"
+    specification.parent.mkdir()
+    specification.write_text(SPECIFICATION)
+    settings = tmp_path / "config.toml"
+    more = f'[runtime]\nruntimes = ["/bin/true"]\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n'
+    settings.write_text(f'mode = "cdi"\n{simulated_host.settings.read_text()}\n{more}')
+    bundle = make_bundle(["pause"], {"NVIDIA_VISIBLE_DEVICES": "nvidia.com/gpu=0"})
+    done = run([shim, "create", "--bundle", bundle, "c1"], env={**PLAIN, "OCIGPU_CONFIG": str(settings)}, check=False)
+    assert done.returncode == 1
+    cause = f"{specification}: it is YAML, which the ordinary Python reads: {python}: No such file or directory"
+    assert cause in done.stderr
+
+
+def test_it_starts_under_the_seccomp_profile_of_containers(
+    product: Product, session_directory: Path, image: Path
+) -> None:
+    """Docker's own, which is containerd's and Podman's but for details."""
+    requirements.require(requirements.programs("dockerd", "docker", "containerd", "runc"))
+    place = product.copy.library.parent
+    options = ["run", "--rm", "--network", "none", "--volume", f"{place}:{place}:ro"]
+    with start_docker(session_directory / "snapshot-docker", image, {}, {}) as docker:
+        found = docker(*options, IMAGE, "sh", "-c", "grep Seccomp: /proc/self/status")
+        assert found.stdout.split() == ["Seccomp:", "2"]
+        for program in (product.hook, product.copy.runtime):
+            # no Python is in the image: what answers is the snapshot
+            done = docker(*options, IMAGE, str(program), "--version", check=False)
+            assert done.stdout.startswith(f"{program.name} "), explain(done)
+        done = docker(*options, IMAGE, str(product.hook), "prestart", check=False)
+        assert "OCIGPU-" in done.stderr, explain(done)
 
 
 def test_it_needs_little_memory(product: Product) -> None:

@@ -8,6 +8,7 @@ import os
 
 from ocigpu import is_snapshot
 from ocigpu.cdi.values import MAX_BYTES, MAX_NODES
+from ocigpu.core import rawjson
 from ocigpu.core.config_json import parse_json
 from ocigpu.core.errors import CdiError, SpecError, printable
 from ocigpu.system.child import Child, execute_main
@@ -100,7 +101,8 @@ def _parse_yaml(text: bytes, what: str, notes: "list[str] | None", places: "set[
         if is_snapshot():  # which has a slower reader of YAML, that refuses other texts
             file = os.memfd_create("yaml", 0)
             os.write(file, text)
-            execute_main("ocigpu.cdi.yaml_child", pipe, parent, file, DEADLINE, "\n".join(places or ()))
+            why = execute_main("ocigpu.cdi.yaml_child", pipe, parent, file, DEADLINE, "\n".join(places or ()))
+            return rawjson.dump({"error": f"it is YAML, which the ordinary Python reads: {why}"}).encode()
         from ocigpu.cdi.yaml_child import answer_in_child  # only the child pays for it
 
         return answer_in_child(parent, pipe, text, DEADLINE, places)

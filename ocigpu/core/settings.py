@@ -54,6 +54,7 @@ class Settings(NamedTuple):
     features_no_application_profile: bool = False
     features_no_procfs_view: bool = False
     features_no_loader_cache: bool = False
+    features_no_snapshot: bool = False
     cdi_spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     cdi_default_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
@@ -132,6 +133,11 @@ KEYS = (
         "features.no-loader-cache",
         "bool",
         "leave a container's loader cache and configuration unchanged, in every mode",
+    ),
+    Key(
+        "features.no-snapshot",
+        "bool",
+        "run shim and hook in the ordinary Python, not in the one that packages keep started",
     ),
     Key("cdi.spec-dirs", "paths", "directories of CDI specifications; a later one wins"),
     Key("cdi.default-kind", "string", "CDI kind, vendor/class, of devices named without one"),

@@ -98,11 +98,11 @@ def be_child(work: "Callable[[int], bytes]", pipe: int) -> None:
         os._exit(status)
 
 
-def execute_main(module: str, pipe: int, *words: object) -> None:
+def execute_main(module: str, pipe: int, *words: object) -> str:
     """Continue, in a child of a snapshot (:func:`ocigpu.is_snapshot`), as a module's main in the ordinary interpreter.
 
     ``words``: its arguments, as texts, behind the pipe's number; a descriptor among them must be inheritable.
-    Returns only by raising OSError: the interpreter cannot be executed.
+    Returns only where the interpreter cannot be executed: which, and why.
     """
     os.set_inheritable(pipe, True)
     code = f"import sys; sys.path += sys.argv[1:3]; from {module} import main; main(*sys.argv[3:])"
@@ -110,7 +110,7 @@ def execute_main(module: str, pipe: int, *words: object) -> None:
     try:
         os.execve(sys.executable, command, {})  # noqa: S606
     except OSError as error:
-        raise OSError(error.errno, error.strerror, sys.executable) from None
+        return f"{sys.executable}: {error.strerror}"
 
 
 def isolate(pipe: int) -> None:

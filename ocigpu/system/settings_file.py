@@ -4,6 +4,7 @@ import errno
 import os
 from binascii import crc32
 
+from ocigpu import is_snapshot
 from ocigpu.core.errors import SettingsError
 from ocigpu.core.settings import DEFAULT_PATH, Settings, parse_settings
 from ocigpu.system.files import open_regular, read_bounded, why_replaceable, why_untrusted
@@ -31,6 +32,22 @@ def read_settings(path: str = "", keep: bool = False) -> Settings:
     """
     document = read_document(path, keep)
     return Settings() if document is None else parse_settings(document, path or DEFAULT_PATH)
+
+
+def is_snapshot_refused(path: str) -> bool:
+    """Tell whether this is a snapshot, and the settings at ``path`` say to do without; writes nothing.
+
+    False for settings that cannot be read: whoever needs them reports why.
+    """
+    if not is_snapshot():
+        return False
+    try:
+        with open_regular(path or DEFAULT_PATH) as file:
+            text = file.read(MAX_BYTES)
+        # Few files have the key, so few are parsed twice.  TOML may write a letter of it as an escape.
+        return (b"no-snapshot" in text or b"\\" in text) and read_settings(path).features_no_snapshot
+    except (OSError, ValueError, SettingsError):
+        return False
 
 
 def read_document(path: str = "", keep: bool = False) -> "dict[str, Any] | None":

@@ -1,7 +1,7 @@
 """What a snapshot has loaded, and how a program begins in it: executed by snapshot.c, with these ``sys.words``.
 
-LIBRARY LIBRARY-NOW SITE SITE-NOW STUB...: the directory of our package and that of python-prctl, where they will be and
-where they are; and the stubs of PROGRAMS as scripts: they have the code that the interpreter is given.
+HERE LIBRARY LIBRARY-NOW SITE SITE-NOW STUB...: this directory; that of our package and that of python-prctl, where they
+will be and where they are; and the stubs of PROGRAMS as scripts: they have the code that the interpreter is given.
 """
 
 import _imp
@@ -81,21 +81,12 @@ def compile_file(path: str, shown: str) -> object:
     return compile(read(path), shown, "exec")
 
 
-def find_imports(path: str) -> list[str]:
-    """Return the modules that a source names in imports, in functions too, but not for type checkers; sorted."""
-    import ast
+def list_imports(path: str) -> list[str]:
+    """Return the modules that a source may import, and what might be one; sorted."""
+    from imports import find_imports
 
-    def imported(tree: ast.AST) -> set[str]:
-        if isinstance(tree, ast.If) and isinstance(tree.test, ast.Name) and tree.test.id == "TYPE_CHECKING":
-            return set().union(*map(imported, tree.orelse))
-        names: set[str] = set()
-        if isinstance(tree, ast.Import):
-            names = {alias.name for alias in tree.names}
-        elif isinstance(tree, ast.ImportFrom) and tree.module:
-            names = {tree.module, *(f"{tree.module}.{alias.name}" for alias in tree.names)}
-        return names.union(*map(imported, ast.iter_child_nodes(tree)))
-
-    return sorted(imported(ast.parse(read(path))))
+    names = find_imports(read(path))
+    return sorted({name.partition(":")[0] for name in names} | {name.replace(":", ".") for name in names})
 
 
 def vendors_names() -> list[str]:
@@ -124,7 +115,7 @@ def import_whole(names: list[str]) -> None:
             continue
         __import__(name)
         if name.partition(".")[0] == "ocigpu":
-            ahead += apart(find_imports, spec.loader_state)
+            ahead += apart(list_imports, spec.loader_state)
 
 
 def read_code(stub: str) -> str:
@@ -158,13 +149,14 @@ def begin(words: list[bytes], environment: list[bytes]) -> None:
         status = main(arguments[5:])
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
-    leave(status)
+    if status != ORDINARY:
+        leave(status)
 
 
-library, library_now, site, site_now, *stubs = sys.words
-sys.meta_path[2:] = [Finder([(library, library_now), (site, site_now), (sys.path[0], sys.path[0])])]
+here, library, library_now, site, site_now, *stubs = sys.words
+sys.meta_path[2:] = [Finder([(library, library_now), (site, site_now), (sys.path[0], sys.path[0]), (here, here)])]
 import_whole([*PROGRAMS, *vendors_names(), *(f"encodings.{name}" for name in CODECS)])
-from ocigpu import leave  # noqa: E402
+from ocigpu import ORDINARY, leave  # noqa: E402
 
 environ = os.environ._data  # noqa: SLF001 - the table behind it
 mains = {apart(read_code, stub): sys.modules[program].main for stub, program in zip(stubs, PROGRAMS, strict=True)}
@@ -175,7 +167,7 @@ del sys.meta_path[2:]  # nothing is imported from files any more
 sys.path_hooks.clear()
 sys.path_importer_cache.clear()
 del sys.words
-for name in ("Finder", "read", "apart", "compile_file", "find_imports", "vendors_names", "import_whole", "read_code"):
+for name in ("Finder", "read", "apart", "compile_file", "list_imports", "vendors_names", "import_whole", "read_code"):
     del globals()[name]
 _thread.stack_size(1 << 20)  # as with the GNU library; musl's own default is 128 KiB
 _syscall.set_start(begin)

@@ -95,10 +95,8 @@ def start_nvml(library: str, roots: Roots, seconds: float = DEADLINE) -> NvmlChi
 
     def work(pipe: int) -> bytes:
         if is_snapshot():
-            try:
-                execute_main("ocigpu.gpus.nvidia.nvml_child", pipe, parent, path, chroot, roots.host)
-            except OSError as error:
-                return rawjson.dump({"load": f"{error.filename}: {error.strerror}"}).encode()
+            why = execute_main("ocigpu.gpus.nvidia.nvml_child", pipe, parent, path, chroot, roots.host)
+            return rawjson.dump({"load": why}).encode()
         # here it overlaps with our own reading
         from ocigpu.gpus.nvidia.nvml_child import DriverPlace, answer_in_child
 
