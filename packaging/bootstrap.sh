@@ -31,7 +31,7 @@ need /usr/include/sys/capability.h libcap-dev libcap-devel
 case $purpose in deb | test) need dpkg-shlibdeps dpkg-dev dpkg-dev ;; esac
 case $purpose in rpm | test) need rpmbuild rpm rpm-build ;; esac
 case $purpose in install | deb | rpm | image | test) need musl-gcc musl-tools musl-gcc ;; esac # the stubs start quicker with it: packaging/stub.sh
-case $purpose in image) need debootstrap debootstrap debootstrap; need patchelf patchelf patchelf; need /usr/share/misc/pci.ids pci.ids hwdata ;; esac
+case $purpose in image) need debootstrap debootstrap debootstrap; need patchelf patchelf patchelf; need patch patch patch; need /usr/share/misc/pci.ids pci.ids hwdata ;; esac
 case $purpose in install | deb | rpm | image) only_install=1 ;; *) only_install='' ;; esac
 if [ -z "$only_install" ]; then
   need runc runc runc

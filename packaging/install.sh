@@ -166,7 +166,7 @@ else
   site=$("$venv/bin/python" -I -c 'import prctl, os; print(os.path.dirname(prctl.__file__))')
   interpreter=$("$venv/bin/python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
 fi
-case ${SNAPSHOT:-no} in no) ;; *) [ -n "$stage$snapshot" ] || snapshot=$("$here/snapshot/build.sh" "$interpreter") ;; esac
+[ "${SNAPSHOT:-no}" = no ] || [ -n "$stage$snapshot" ] || snapshot=yes
 [ ! -w "$stage$library/ocigpu" ] || "$interpreter" -I -S -B "$here/byte_code.py" "$stage$library" ${stage:+"$library"}
 # What Python cannot start without.  Of a package's it is the package manager that has it, in one place or another.
 encodings=$interpreter
@@ -186,23 +186,26 @@ write() { # NAME [DIRECTORY MODE], then the text on standard input
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
 # A package has them compiled; an installation has scripts where there is no compiler.
 mkdir -p "$stage$bin"
-if [ -n "$snapshot" ]; then
+write_stubs() { # sh|compiled: both, beside where they belong
   for name in ocigpu-runtime ocigpu-hook; do
-    "$here/stub.sh" sh "$name" "$stage$bin/.$name.new" config="$config" encodings="$encodings" grep="$grep" interpreter="$interpreter" \
-      library="$library" site="$site"
+    "$here/stub.sh" "$1" "$name" "$stage$bin/.$name.$1" config="$config" encodings="$encodings" grep="$grep" interpreter="$interpreter" \
+      library="$library" site="$site" snapshot="${snapshot:+$bin/ocigpu-python}" || return 1
   done
-  "$here/snapshot/take.sh" "$snapshot" "$stage$bin/ocigpu-python" "$interpreter" "$library" "$stage$library" "$site" "$stage$site" \
-    "$stage$bin/.ocigpu-runtime.new" "$stage$bin/.ocigpu-hook.new"
+}
+if [ $stubs = compiled ] && ! write_stubs compiled 2>/dev/null; then
+  [ -z "$stage" ] || die 'no C compiler (CC, else cc) makes programs of ocigpu-runtime.c and ocigpu-hook.c'
+  stubs=sh
 fi
-for name in ocigpu-runtime ocigpu-hook; do
-  set -- "$name" "$stage$bin/.$name.new" config="$config" encodings="$encodings" grep="$grep" interpreter="$interpreter" \
-    library="$library" site="$site" snapshot="${snapshot:+$bin/ocigpu-python}"
-  if [ $stubs = sh ] || ! "$here/stub.sh" compiled "$@" 2>/dev/null; then
-    [ $stubs = sh ] || [ -z "$stage" ] || die "$name.c: no C compiler (CC, else cc) makes a program of it"
-    "$here/stub.sh" sh "$@"
-  fi
-  mv -f "$2" "$stage$bin/$name"
-done
+write_stubs sh
+if [ -n "$snapshot" ] && [ $stubs = sh ]; then
+  echo 'install.sh: no ocigpu-python is made: shim and hook are scripts here, which start the interpreter' >&2
+elif [ -n "$snapshot" ]; then
+  [ -d "$snapshot" ] || snapshot=$("$here/snapshot/build.sh" "$interpreter")
+  "$here/snapshot/take.sh" "$snapshot" "$stage$bin/ocigpu-python" "$interpreter" "$library" "$stage$library" "$site" "$stage$site" \
+    "$stage$bin/.ocigpu-runtime.sh" "$stage$bin/.ocigpu-hook.sh"
+fi
+for name in ocigpu-runtime ocigpu-hook; do mv -f "$stage$bin/.$name.$stubs" "$stage$bin/$name"; done
+rm -f "$stage$bin"/.ocigpu-*.sh "$stage$bin"/.ocigpu-*.compiled
 # What the package ocigpu-kubernetes brings; nothing that a start of a container uses.
 more=''
 [ -z "$stage" ] || [ -z "$prefix" ] || more=", \"$home/kubernetes\""

@@ -26,11 +26,9 @@ export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/
 revision=${python##*/} # of packages for another Python the same version differs in this
 vendored=$(packaging/vendored.sh "$python")
 more=$(packaging/vendored.sh "$python" requirements-kubernetes.txt)
-snapshot=''
-[ "${SNAPSHOT:-}" = no ] || snapshot=$(packaging/snapshot/build.sh "$python") || [ "${SNAPSHOT:-}" != yes ] || exit 1
-[ -n "$snapshot" ] || echo 'package.sh: without the interpreter that is started already: a start takes some 8 ms longer' >&2
+snapshot=$(packaging/snapshot/find.sh "$python")
 rm -rf "$tree" "$names" "$kubernetes"
-id=$(packaging/tree-id.sh "$python" "$vendored")
+id=$(packaging/tree-id.sh "$python" "$vendored" "$snapshot")
 packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --id "$id" --python "$python" --vendor-names --systemd ${snapshot:+--snapshot "$snapshot"}
 # Simulated GPUs for machines without a C compiler, as a wheel brings them.
 "$python" -I -S -B -c 'import sys; sys.path += sys.argv[1:3]
@@ -54,7 +52,7 @@ gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/ocigpu/changelog.gz"
 "$python" -I packaging/copyright.py "$tree$files/library/vendor" "$files/library/vendor" >"$tree/usr/share/doc/ocigpu/copyright"
 if [ -n "$snapshot" ]; then
   mkdir "$tree/usr/share/doc/ocigpu/source/snapshot"
-  cp packaging/snapshot/* "$snapshot"/LICENSE* "$tree/usr/share/doc/ocigpu/source/snapshot"
+  cp packaging/snapshot/* "$snapshot"/LICENSE* "$snapshot/musl.txt" "$tree/usr/share/doc/ocigpu/source/snapshot"
   cat packaging/snapshot/copyright >>"$tree/usr/share/doc/ocigpu/copyright"
 fi
 mkdir -p "$kubernetes/usr/lib/ocigpu" "$kubernetes/usr/share/doc/ocigpu-kubernetes"

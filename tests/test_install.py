@@ -181,6 +181,20 @@ def test_shim_and_hook_are_compiled_where_there_is_a_compiler(
         assert name in done.stdout or "no low-level runtime" in done.stderr
 
 
+@pytest.mark.parametrize(("option", "compiler"), [("--shell-stubs", ""), ("", "/nonexistent/cc")])
+def test_no_snapshot_is_made_where_nothing_would_start_it(tmp_path: Path, option: str, compiler: str) -> None:
+    words = ["--bin", str(tmp_path), "--venv", str(PROGRAMS.parent), *filter(None, [option])]
+    variables = {"SNAPSHOT": "yes", **({"CC": compiler} if compiler else {})}
+    done = run(INSTALL, *words, **variables, HOME=str(tmp_path / "home"), XDG_CACHE_HOME="")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == (
+        "install.sh: no ocigpu-python is made: shim and hook are scripts here, which start the interpreter\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["ocigpu", "ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli"]
+    )
+
+
 @pytest.mark.parametrize("kind", STUBS)
 @pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook"])
 @pytest.mark.parametrize("missing", ["interpreter", "encodings"])

@@ -7,15 +7,17 @@
 #   --python FILE     the interpreter to bring, with its standard library (default: python3)
 #   --vendored DIR    libraries, as pip install --target made them
 #   --prefix DIR      the directory on hosts (default: /opt/ocigpu); made here too, while it runs
+#   --snapshot MADE   with ocigpu-python for that directory, of what packaging/snapshot/build.sh has made
 set -eu
 umask 022
 here=$(cd "$(dirname "$0")" && pwd)
-python=python3 vendored='' prefix=/opt/ocigpu out=''
+python=python3 vendored='' prefix=/opt/ocigpu snapshot='' out=''
 while [ $# -gt 0 ]; do
   case $1 in
     --python) python=$2; shift 2 ;;
     --vendored) vendored=$2; shift 2 ;;
     --prefix) prefix=$2; shift 2 ;;
+    --snapshot) snapshot=$2; shift 2 ;;
     *) out=$1; shift ;;
   esac
 done
@@ -23,7 +25,7 @@ done
 vendored=$(cd "$vendored" && pwd)
 python=$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
 library=$("$python" -I -c 'import os; print(os.path.dirname(os.__file__))')
-name=$("$here/../tree-id.sh" "$python" "$vendored")
+name=$("$here/../tree-id.sh" "$python" "$vendored" "$snapshot")
 final=$prefix/versions/$name
 [ ! -e "$final" ] || { echo "host-tree.sh: $final exists" >&2; exit 1; }
 trap 'rm -rf "$final"; rmdir -p "$prefix/versions" 2>/dev/null || true' EXIT
@@ -52,7 +54,7 @@ patchelf --set-interpreter "$final/python/lib/${loader##*/}" --force-rpath --set
 "$carried" -I -m compileall -q -j 0 -s "$inner" -p "$inner" --invalidation-mode unchecked-hash "$inner" >/dev/null || true
 
 stage=$(mktemp -d)/tree
-"$here/../install.sh" --bin "$final/bin" --venv "$final/library" --stage "$stage" --vendored "$vendored" --python "$carried"
+"$here/../install.sh" --bin "$final/bin" --venv "$final/library" --stage "$stage" --vendored "$vendored" --python "$carried" ${snapshot:+--snapshot "$snapshot"}
 cp -R "$final/python" "$stage$final/"
 mkdir -p "$out"
 mv "$stage$final" "$out/$name"

@@ -3,6 +3,7 @@
 # read (build/ocigpu-VERSION-image.tar), without a registry and without a container engine: a minimal system of this
 # machine's distribution by debootstrap, and the tree of host-tree.sh, which pods run and node-installer puts on hosts.
 # Needs root, debootstrap, patchelf, and on the first run the package index.  IMAGE: its name (ocigpu:VERSION).
+# SNAPSHOT: as of packaging/package.sh.
 set -eu
 umask 022
 cd "$(dirname "$0")/../.."
@@ -12,6 +13,7 @@ base=$(. /etc/os-release && echo "$VERSION_CODENAME")
 python=$(packaging/find-python.sh)
 python=$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
 vendored=$(packaging/vendored.sh "$python")
+snapshot=$(packaging/snapshot/find.sh "$python")
 mkdir -p build
 work=$(mktemp -d "$PWD/build/image-XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -25,7 +27,7 @@ rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/
 cp -R "$vendored" "$work/vendored"
 cp -R "$(packaging/vendored.sh "$python" requirements-kubernetes.txt)/." "$work/vendored"
 mkdir -p "$work/root/opt/ocigpu" "$work/root/usr/local/bin"
-packaging/kubernetes/host-tree.sh --python "$python" --vendored "$work/vendored" "$work/root/opt/ocigpu-node" >&2
+packaging/kubernetes/host-tree.sh --python "$python" --vendored "$work/vendored" ${snapshot:+--snapshot "$snapshot"} "$work/root/opt/ocigpu-node" >&2
 tree=$(ls "$work/root/opt/ocigpu-node")
 ln -s ../ocigpu-node "$work/root/opt/ocigpu/versions" # the path that it was made for
 ln -s "versions/$tree/bin" "$work/root/opt/ocigpu/bin"

@@ -16,8 +16,10 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/ocigpu/snapshot
 case $cache in *[!A-Za-z0-9_./+@%:,=-]*) echo "snapshot/build.sh: $cache: a path of other characters, which compilers are not given" >&2; exit 1 ;; esac
 errors=$("$python" -I -c 'import os
 for number in range(134): print(f"[{number}] = \"{os.strerror(number)}\",")')
+# Which musl it is: newest.py compares it with the distribution's.
+musl="$(. /etc/os-release && echo "$ID ${VERSION_CODENAME:-$ID}") $({ dpkg-query -W -f '${Version}\n' musl-dev || rpm -q --qf '%{VERSION}-%{RELEASE}\n' musl-libc-static; } 2>/dev/null | head -n 1)"
 id=$({ cat "$here/build.sh" "$here/sources.txt" "$here/snapshot.c" "$here/snapshot.ld" "$prctl" "$(musl-gcc -print-file-name=libc.a)"
-  echo "$errors"; musl-gcc -v 2>&1; uname -m; } | sha256sum | cut -c1-16)
+  echo "$errors $musl"; musl-gcc -v 2>&1; uname -m; } | sha256sum | cut -c1-16)
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9 # another run may be building it
@@ -107,6 +109,7 @@ run "$work/cc" -static -no-pie -s -o "$work/made/snapshot" snapshot.c.o _prctlmo
 cp -R "$source/Lib" "$work/made/library"
 rm -rf "$work/made/library/test" "$work/made/library/idlelib"
 find "$work/made/library" -name __pycache__ -prune -exec rm -rf {} +
+echo "$musl" >"$work/made/musl.txt"
 cp "$source/LICENSE" "$work/made/LICENSE.python"
 cp "$libcap/../License" "$work/made/LICENSE.libcap"
 for file in /usr/share/doc/musl*/copyright /usr/share/licenses/musl*/COPYRIGHT; do

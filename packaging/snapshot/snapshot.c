@@ -57,9 +57,9 @@ static unsigned find_class(size_t *size)
 	return shift << 4 | (unsigned)(*size >> shift);
 }
 
-static void *take_block(size_t size, size_t alignment)
+static void *take_block(size_t size)
 {
-	char *block = (char *)(((uintptr_t)heap_top + ALIGNMENT + alignment - 1) & ~(alignment - 1));
+	char *block = (char *)(((uintptr_t)heap_top + 2 * ALIGNMENT - 1) & ~(uintptr_t)(ALIGNMENT - 1));
 	if (block > heap_end || size > (size_t)(heap_end - block))
 		return NULL;
 	heap_top = block + size;
@@ -79,7 +79,7 @@ void *__wrap_malloc(size_t size)
 	if (block)
 		free_blocks[class] = *block;
 	else
-		block = take_block(rounded, ALIGNMENT);
+		block = take_block(rounded);
 	unlock_heap();
 	return block ? block : __real_malloc(size);
 }
@@ -218,9 +218,8 @@ static PyObject *make_immortal(PyObject *self, PyObject *list)
 		} else if (Py_TYPE(object)->tp_traverse && Py_TYPE(object) != &PyFrame_Type)
 			Py_TYPE(object)->tp_traverse(object, visit, &all);
 	}
-	size_t count = all.count;
 	PyMem_Free(all.objects);
-	return PyLong_FromSize_t(count);
+	Py_RETURN_NONE;
 }
 
 static PyObject *set_start(PyObject *self, PyObject *start)

@@ -1,6 +1,7 @@
 """``ocigpu node-installer``: a real containerd told of ocigpu by way of a host root, restarted, used, and set back."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -569,8 +570,9 @@ def test_options_that_make_no_sense_are_refused(words: list[str], said: str) -> 
 
 @pytest.mark.rest
 @pytest.mark.root
+@pytest.mark.timeout(900)
 def test_the_tree_of_the_image_works_on_a_host_without_python_or_a_c_library(session_directory: Path) -> None:
-    requirements.require(requirements.programs("patchelf", "busybox"))
+    requirements.require(requirements.programs("patchelf", "busybox", "gcc", "musl-gcc", "strace"))
     directory = session_directory / "host-tree"
     vendored, host = directory / "vendored", directory / "host"
     vendored.mkdir(parents=True)
@@ -581,8 +583,11 @@ def test_the_tree_of_the_image_works_on_a_host_without_python_or_a_c_library(ses
             if entry.name.partition(".")[0] in (*names, "prctl", "_prctl", "pynvml", "pyroute2"):
                 (shutil.copytree if entry.is_dir() else shutil.copy)(entry, vendored / entry.name)
     prefix = host / "opt/ocigpu"
+    # three minutes, unless it was built before
+    snapshot = run([REPOSITORY / "packaging/snapshot/build.sh", "/usr/bin/python3"], timeout=900).stdout.strip()
     command = [REPOSITORY / "packaging/kubernetes/host-tree.sh", "--python", "/usr/bin/python3", "--vendored", vendored]
-    made = run([*command, "--prefix", prefix, directory / "out"], timeout=300).stdout.strip()
+    command += ["--snapshot", snapshot, "--prefix", prefix, directory / "out"]
+    made = run(command, timeout=300).stdout.strip()
     assert Path(made).parent == directory / "out"
     assert payload_version(str(directory / "out")) == Path(made).name
     assert not prefix.exists()
@@ -595,10 +600,19 @@ def test_the_tree_of_the_image_works_on_a_host_without_python_or_a_c_library(ses
     engine = HostEngine(str(host))
 
     def try_out(path: str) -> None:
-        done = engine.on_host([f"{path}/bin/ocigpu", "--version"])
-        assert done == (0, f"ocigpu {__version__}\n", "")
+        for name in ("ocigpu", "ocigpu-hook"):
+            assert engine.on_host([f"{path}/bin/{name}", "--version"]) == (0, f"{name} {__version__}\n", "")
 
     assert files.place(str(directory / "out"), try_out)
+    version = f"{prefix}/versions/{Path(made).name}"
+    for variable, last in (("", f"{version}/bin/ocigpu-python"), ("1", f"{version}/python/bin/python3")):
+        hook = ["chroot", host, "/bin/busybox", "env", f"OCIGPU_NO_IMAGE={variable}", f"{version}/bin/ocigpu-hook"]
+        trace = directory / "trace"
+        assert run(["strace", "-f", "-e", "trace=execve", "-o", trace, *hook, "--version"]).stdout
+        found = re.findall(r'execve\("([^"]+)".* = 0$', trace.read_text(), re.MULTILINE)
+        assert found[-1].startswith(last)
+    done = engine.on_host([f"{prefix}/current/bin/ocigpu-hook", "prestart"])
+    assert (done.status, "OCIGPU-" in done.complaint) == (1, True)
     assert (inner / "current/bin/ocigpu-hook").exists()
     done = engine.on_host([f"{prefix}/current/bin/ocigpu", "engine", "status", "--json"])
     assert (done.status, done.complaint) == (0, "")

@@ -89,10 +89,11 @@ class NodeInstaller:
 
     def _try_out(self, version: str) -> None:
         """Raise HostError unless the programs of a version start on this host, with the interpreter they bring."""
-        done = self.engine.on_host([f"{version}/bin/ocigpu", "--version"])
-        if done.status:
-            cause = printable(done.complaint.strip() or f"exit status {done.status}", 300)
-            raise install_error(f"{version}/bin/ocigpu --version: {cause}", "Is the image of this machine?")
+        for name in ("ocigpu", "ocigpu-hook"):  # the second starts the snapshot, if the version has one
+            done = self.engine.on_host([f"{version}/bin/{name}", "--version"])
+            if done.status:
+                cause = printable(done.complaint.strip() or f"exit status {done.status}", 300)
+                raise install_error(f"{version}/bin/{name} --version: {cause}", "Is the image of this machine?")
 
     def _restart(self, running: Running, how: str) -> None:
         if how == "none":
