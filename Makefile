@@ -42,9 +42,9 @@ fuzz: ## fuzz every reader of foreign data, two at a time (TARGET=NAME: one; FUZ
 	  .venv/bin/pip install --quiet --disable-pip-version-check $(OCIGPU_PIP_OPTIONS) 'atheris>=2.3'
 	@.venv/bin/python -m fuzz --seconds '$(FUZZ_SECONDS)' $(TARGET)
 
-security: ## the battery of hostile images in full: every way in all surroundings, 10,000 races of each kind; whether Debian has a newer Python or musl than packages carry
+security: ## the battery of hostile images in full: every way in all surroundings, 10,000 races of each kind, 100,000 starts; whether Debian has a newer Python or musl than packages carry
 	@packaging/bootstrap.sh test
-	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security -n logical --rows all --timeout=1800 $(PYTEST_OPTIONS)
+	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security tests/test_snapshot.py -n logical --rows all --timeout=1800 $(PYTEST_OPTIONS)
 	@made=$$(packaging/snapshot/build.sh "$$(packaging/find-python.sh)") && .venv/bin/python packaging/snapshot/newest.py "$$made"
 
 cluster-test: ## judge manifests, policies, roles and drivers by a real Kubernetes: name its programs (CONTRIBUTING.md)

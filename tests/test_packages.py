@@ -131,6 +131,21 @@ def test_byte_code_is_part_of_the_package_for_the_python_it_depends_on(debian: S
     assert not [path for path in debian.changes() if path.endswith(".pyc") and str(REPOSITORY) in path]
 
 
+def test_what_a_snapshot_is_linked_from_is_named_beside_its_sources(debian: ScratchMachine) -> None:
+    """By newest.py, which compares it with what Debian has; the version's name is of that snapshot."""
+    (version,) = (debian.root / "usr/lib/ocigpu/versions").iterdir()
+    assert (version / "bin/ocigpu-python").exists()
+    python = os.path.realpath("/usr/bin/python3")
+    made = run([REPOSITORY / "packaging/snapshot/find.sh", python]).stdout.strip()
+    vendored = run([REPOSITORY / "packaging/vendored.sh", python]).stdout.strip()
+    assert version.name == run([REPOSITORY / "packaging/tree-id.sh", python, vendored, made]).stdout.strip()
+    sources = debian.root / "usr/share/doc/ocigpu/source/snapshot"
+    assert (sources / "musl.txt").read_text() == Path(made, "musl.txt").read_text()
+    assert {path.name for path in (REPOSITORY / "packaging/snapshot").iterdir() if path.is_file()} <= {
+        path.name for path in sources.iterdir()
+    }
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_command_runs_from_the_package_alone(debian: ScratchMachine, name: str) -> None:
     hostile = {"PYTHONPATH": "/nonexistent", "PYTHONHOME": "/nonexistent"}

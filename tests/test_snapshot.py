@@ -9,15 +9,21 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import pytest
 import yaml
 from support import requirements
+from support.bundle import base_config
 from support.engines import start_docker
 from support.fixtures import IMAGE, MakeBundle
 from support.process import explain, run
 from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, make_simulated_host, write_stub
+
+sys.path.insert(0, str(REPOSITORY))
+
+from fuzz.targets import TARGETS
 
 pytestmark = [
     pytest.mark.rest,
@@ -365,7 +371,7 @@ def test_every_bundle_is_edited_alike(
 def without_path(files: dict[str, str]) -> dict[str, str]:
     """Take out the place where the hook waits, which is of one process: ocigpu/entry/prepared.py."""
     text = bytes.fromhex(files["config.json"])
-    return {**files, "config.json": re.sub(rb"early-[0-9]+-[0-9a-f]+", b"early", text).decode()}
+    return {**files, "config.json": re.sub(rb"early-[0-9]+-[0-9a-f]+", b"early", text).hex()}
 
 
 def test_a_start_with_nothing_kept_asks_nvml_by_the_ordinary_interpreter(
@@ -511,6 +517,117 @@ def test_it_starts_under_the_seccomp_profile_of_containers(
             assert done.stdout.startswith(f"{program.name} "), explain(done)
         done = docker(*options, IMAGE, str(product.hook), "prestart", check=False)
         assert "OCIGPU-" in done.stderr, explain(done)
+
+
+class Reader(NamedTuple):
+    """What shim and hook read: inputs of a target of fuzz/, as a file below the test's directory."""
+
+    target: str
+    file: str
+    mode: str = "spec"
+    request: str = "all"
+
+
+READERS = (
+    Reader("state", "state"),
+    Reader("config", "bundle/config.json"),
+    Reader("config", "bundle/config.json", "hook"),
+    Reader("settings", "config.toml", "hook"),
+    Reader("cdi-json", "cdi/one.json", "cdi", "nvidia.com/gpu=0"),
+    Reader("cdi-yaml", "cdi/one.yaml", "cdi", "nvidia.com/gpu=0"),
+    Reader("ld-cache", "bundle/root/etc/ld.so.cache"),
+    Reader("loader", "bundle/root/etc/ld.so.conf"),
+    Reader("elf", "bundle/root/usr/local/cuda/compat/libcuda.so.575.57.08"),
+    Reader("elf", "host/usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01"),
+    Reader("host-ld-cache", "host/etc/ld.so.cache"),
+    Reader("proc", "host/proc/devices"),
+    Reader("proc", "host/proc/driver/nvidia/version"),
+    Reader("proc", "host/proc/driver/nvidia/params"),
+    Reader("proc", "host/proc/driver/nvidia-caps/mig-minors", "hook"),
+    Reader("proc", "host/proc/driver/nvidia/gpus/0000:01:00.0/information", "hook"),
+)
+CORPUS = REPOSITORY / "fuzz/corpus"
+APART = 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"'
+"""Settings and configurations name files to write; of those only the test's own can be written."""
+
+
+def damaged(seeds: list[bytes], words: tuple[str, ...], random: Random) -> bytes:
+    """Return a seed with some places overwritten, cut out or repeated, with words put in, or with another's end."""
+    data = bytearray(random.choice(seeds))
+    for _ in range(random.choice([0, 1, 1, 2, 3, 6])):
+        at, other = random.randrange(len(data) + 1), random.choice(seeds)
+        text = random.choice([random.randbytes(2), random.choice(words).encode(), bytes(data[at : at + 40])])
+        end = at + random.choice([0, 1, len(text), 40])
+        data[at:end] = other[random.randrange(len(other) + 1) :] if random.random() < 0.1 else text
+    return bytes(data)
+
+
+def forget() -> None:
+    """Take away what starts have kept for the next one; processes that wait for a hook take theirs away as well."""
+    for kept in Path("/run/ocigpu").iterdir():
+        if kept.is_dir():
+            shutil.rmtree(kept, ignore_errors=True)
+        else:
+            kept.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def few_gpus(session_directory: Path) -> SimulatedHost:
+    """A host whose files a test may damage, and then puts right."""
+    return make_simulated_host(session_directory / "damaged-host", 2)
+
+
+def stays_inside(config: bytes) -> bool:
+    """Tell whether a configuration, if it can be read, names a root directory inside of the bundle."""
+    try:
+        path = json.loads(config)["root"]["path"]
+        return not os.path.isabs(path) and ".." not in path
+    except (ValueError, LookupError, TypeError):
+        return True
+
+
+@pytest.mark.parametrize(
+    "reader", READERS, ids=lambda reader: f"{reader.target}-{reader.file.rpartition('/')[2]}-{reader.mode}"
+)
+def test_damaged_inputs_are_read_alike(
+    product: Product, few_gpus: SimulatedHost, tmp_path: Path, reader: Reader
+) -> None:
+    """Status, both streams, and every file that is written: whatever engines, images and the host's files say."""
+    bundle, template, settings = tmp_path / "bundle", tmp_path / "template", tmp_path / "config.toml"
+    for name in ("usr/lib/x86_64-linux-gnu", "usr/local/cuda/compat", "etc", "dev", "proc", "sys", "bin"):
+        (template / "root" / name).mkdir(parents=True)
+    config = base_config(["true"], {"NVIDIA_VISIBLE_DEVICES": reader.request})
+    (template / "config.json").write_text(json.dumps({**config, "root": {"path": "root"}}))
+    more = f'[runtime]\nruntimes = ["/bin/true"]\n[cdi]\nspec-dirs = ["{tmp_path}/cdi"]\n'
+    usual = f"{few_gpus.settings.read_text()}\n{more}"
+    settings.write_text(f'mode = "{reader.mode}"\n{usual}')
+    (tmp_path / "host").symlink_to(few_gpus.directory)
+    target = tmp_path / reader.file
+    own = target.read_bytes() if target.exists() else b""
+    seeds = [own, *(path.read_bytes() for path in sorted((CORPUS / reader.target).iterdir()))]
+    words = [product.copy.runtime, "create", "--bundle", bundle, "c1"]
+    if reader.target == "state":
+        words = [product.hook, "--config", settings, "prestart"]
+    command = ["unshare", "--mount", "sh", "-c", APART, tmp_path, *words]
+    random = Random(reader.file + reader.mode)
+    for _ in range(400 if FULL else 20):
+        data = damaged(seeds, TARGETS[reader.target].words, random)
+        if reader.target == "config" and not stays_inside(data):
+            continue
+        found = []
+        for switch in ("", "1"):
+            shutil.rmtree(bundle, ignore_errors=True)
+            shutil.copytree(template, bundle)
+            forget()
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(data + usual.encode() if reader.target == "settings" else data)
+            environment = {**PLAIN, "OCIGPU_CONFIG": str(settings), "OCIGPU_NO_IMAGE": switch}
+            done = subprocess.run(command, env=environment, input=data, capture_output=True, timeout=60)
+            errors = re.sub(rb'time="[^"]*"', b"", done.stderr)
+            found.append((done.returncode, done.stdout, errors, without_path(listing(bundle))))
+        assert found[0] == found[1], data
+    if reader.file.startswith("host/"):
+        target.write_bytes(own)
 
 
 def test_it_needs_little_memory(product: Product) -> None:
