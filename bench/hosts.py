@@ -20,7 +20,7 @@ SHIM, HOOK, OCIGPU = (f"{PROGRAMS}/{name}" for name in ("ocigpu-runtime", "ocigp
 PYTHON = str(REPOSITORY / ".venv/bin/python")
 MODES = {
     "hook": 'mode = "hook"',
-    "merge": 'mode = "hook"\nloader-cache = "merge"',
+    "ldconfig": 'mode = "hook"\nloader-cache = "ldconfig"',
     "spec": 'mode = "spec"',
     "cdi": 'mode = "cdi"',
 }
@@ -79,14 +79,14 @@ class Bundle(NamedTuple):
     def make_fresh(self) -> None:
         """Give the bundle an unused root file system and its unedited config.json, as engines do.
 
-        A plain one only gets the image's loader cache again.
+        A plain one only gets the image's loader cache again, as current as it was.
         """
         (self.directory / "config.json").write_text(json.dumps(self.config))
         target = self.directory / "rootfs"
         if self.plain:
             if not target.exists():
                 shutil.copytree(self.image, target, symlinks=True)
-            shutil.copy2(self.image / "etc/ld.so.cache", target / "etc/new")
+            shutil.copy(self.image / "etc/ld.so.cache", target / "etc/new")
             (target / "etc/new").rename(target / "etc/ld.so.cache")
             return
         remove_mount(target)

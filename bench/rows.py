@@ -197,8 +197,14 @@ GROUPS = (
         Row("bare + step", Life("runc", config="step"), "bare runc"),
         Row("edited", Life("runc", config="edited"), "bare + step"),
         Row("spec", Life("ocigpu", "spec"), "bare + step", "vendor default", SPEC),
-        Row("hook", Life("ocigpu", "hook"), "bare runc", "vendor legacy", "added <= 0.75 of vendor legacy"),
-        Row("hook, merge", Life("ocigpu", "merge"), "bare runc", "vendor legacy", "added <= 0.6 of vendor legacy"),
+        Row("hook", Life("ocigpu", "hook"), "bare runc", "vendor legacy", "added <= 0.6 of vendor legacy"),
+        Row(
+            "hook, ldconfig",
+            Life("ocigpu", "ldconfig"),
+            "bare runc",
+            "vendor legacy",
+            "added <= 0.75 of vendor legacy",
+        ),
         Row(
             "hook, cold", Life("ocigpu", "hook", cold=True), "bare runc", "vendor legacy", "added <= 1 of vendor legacy"
         ),
@@ -222,7 +228,7 @@ GROUPS = (
             "added <= 1/2 of busy: vendor default; cpu <= 1/2 of busy: vendor default",
         ),
         Row("busy: hook", Life("ocigpu", "hook"), "busy: bare runc", "busy: vendor legacy", BUSY),
-        Row("busy: hook, merge", Life("ocigpu", "merge"), "busy: bare runc", "busy: vendor legacy", BUSY),
+        Row("busy: hook, ldconfig", Life("ocigpu", "ldconfig"), "busy: bare runc", "busy: vendor legacy"),
         Row("busy: vendor default", Life("vendor", "default"), "busy: bare + step"),
         Row("busy: vendor legacy", Life("vendor", "legacy"), "busy: bare + step"),
         busy=True,

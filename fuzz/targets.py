@@ -35,13 +35,13 @@ from ocigpu.gpus import cached, fingerprint, pci, tree
 from ocigpu.gpus.amd import facts as amd
 from ocigpu.gpus.libraries import elf
 from ocigpu.gpus.libraries import loader_cache as ldcache
-from ocigpu.gpus.libraries.ldcache import parse_ldcache
+from ocigpu.gpus.libraries.ldcache import NEW_MAGIC, parse_ldcache
 from ocigpu.gpus.nvidia import gpus, nvml, procfs, require
 from ocigpu.gpus.nvidia.plan import make_plan
 from ocigpu.gpus.tegra import facts as tegra
 from ocigpu.gpus.vendors import parse_request
 from ocigpu.hook import check_command, split_options
-from ocigpu.provision import cgroups, compat, device_filter, loader
+from ocigpu.provision import cgroups, compat, device_filter, image_cache, loader
 from ocigpu.system import proc
 from ocigpu.system import store as cache
 from ocigpu.system.settings_file import read_settings
@@ -341,18 +341,24 @@ def fuzz_loader(data: bytes) -> None:
     os.mkdir(f"{root}/lib")
     first, _, rest = data.partition(b"\0\n")
     second, _, third = rest.partition(b"\0\n")
-    names = (loader.LD_SO_CONF, loader.OWN_CONF, "/etc/ld.so.conf.d/a.conf")
+    names = (image_cache.LD_SO_CONF, loader.OWN_CONF, "/etc/ld.so.conf.d/a.conf")
     if data[:1] == b"/":
-        names = ("/etc/ld-musl-x86_64.path", loader.COMPAT_CONF, loader.LD_SO_CONF)
+        names = ("/etc/ld-musl-x86_64.path", loader.COMPAT_CONF, image_cache.LD_SO_CONF)
         Path(f"{root}/lib/ld-musl-x86_64.so.1").touch()
     for name, content in zip(names, (first, second, third), strict=True):
         Path(root + name).write_bytes(content)
+    cache = f"{root}/etc/ld.so.cache"
+    Path(cache).write_bytes(NEW_MAGIC + bytes(28))
+    os.utime(cache, (1 << 32, 1 << 32))  # newer than all else, so that all else is read
     root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
     try:
         facts = loader.read_loader_facts(root_fd)
+        stale = image_cache.why_not_current(root_fd, "x86_64-linux-gnu", ("/data", "/opt/x"))
     finally:
         os.close(root_fd)
     assert len(facts.searched) <= loader.MAX_DIRECTORIES + 6
+    assert len(stale) < 600
+    assert stale.isprintable()
     for path in (*facts.searched, *facts.own_directories, *facts.compat_directories):
         assert path.startswith("/")
         assert b"\0" not in os.fsencode(path)

@@ -11,7 +11,7 @@ import os
 
 from ocigpu import ORDINARY
 from ocigpu.bundle.document import check_can_have_gpus, read_config
-from ocigpu.core.config_json import Document, rootfs_path
+from ocigpu.core.config_json import Document, mount_points, rootfs_path
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
@@ -23,6 +23,8 @@ from ocigpu.system.signals import begin_deadline, end_deadline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ocigpu.core.actions import Plan
     from ocigpu.core.facts import HostFacts, ImageFacts
     from ocigpu.gpus.request import Request
@@ -165,11 +167,11 @@ class Ready(NamedTuple):
 
 
 def find_plan(
-    request: "Request", settings: Settings, rootfs: str, facts: "HostFacts | None" = None
+    request: "Request", settings: Settings, rootfs: str, config: "dict[str, Any]", facts: "HostFacts | None" = None
 ) -> "tuple[HostFacts, ImageFacts, Plan]":
     """Return the host's facts (read unless given), the facts of the image below ``rootfs``, and the plan for both.
 
-    Raises OcigpuError for a request that cannot be granted.
+    ``config``: the container's.  Raises OcigpuError for a request that cannot be granted.
     """
     from ocigpu.gpus.vendors import make_plan, read_facts
     from ocigpu.provision.image import read_rootfs_facts
@@ -178,7 +180,8 @@ def find_plan(
         with step("facts", settings.driver_root):
             facts = read_facts(settings, request.vendors)
     with step("image", rootfs):
-        image = read_rootfs_facts(rootfs, facts.driver_version)
+        mounts = mount_points(config) if settings.loader_cache == "auto" else None
+        image = read_rootfs_facts(rootfs, facts.driver_version, mounts)
     with step("plan"):
         plan = make_plan(facts, request, settings, image)
     return facts, image, plan
@@ -225,13 +228,15 @@ def run_prestart(
     fits = ready is not None and ready.request == request
     if ready and fits:
         with step("image", rootfs):
-            fits = ready.image == read_rootfs_facts(rootfs, ready.facts.driver_version)
+            image = read_rootfs_facts(rootfs, ready.facts.driver_version)
+            # the runtime has made mount points since, which change the times that show whether the cache is current
+            fits = ready.image == image._replace(stale_cache=ready.image.stale_cache)
     if ready and fits:
         plan, worker = ready.plan, ready.worker
     else:
         if ready:
             ready.worker.dismiss()
-        _, _, plan = find_plan(request, settings, rootfs)
+        _, _, plan = find_plan(request, settings, rootfs, document.config)
         worker = None
     notes = provision(plan, state.pid, rootfs, document.config, settings, worker, caller or Caller())
     return _summary(plan.notes) + notes

@@ -15,7 +15,7 @@ from ocigpu.core.actions import AllowDevice, Bind, Link, Node, Plan, RefreshLdCa
 from ocigpu.core.codes import CODES
 from ocigpu.core.errors import HostError, OcigpuError, RequestError
 from ocigpu.core.facts import DeviceNode, HostFacts, ImageFacts, facts_from_json
-from ocigpu.core.settings import CAPABILITIES, Settings
+from ocigpu.core.settings import CAPABILITIES, Settings, parse_settings
 from ocigpu.gpus.request import Request
 from ocigpu.gpus.vendors import make_plan
 
@@ -301,7 +301,7 @@ def test_a_driver_without_any_library_stops_every_container() -> None:
 
 
 def test_libraries_go_where_the_image_wants_them() -> None:
-    image = ImageFacts("/usr/lib/x86_64-linux-gnu", "/usr/lib/i386-linux-gnu")
+    image = ImageFacts("/usr/lib/x86_64-linux-gnu", "/usr/lib/i386-linux-gnu", stale_cache="it is old")
     request = request_from_variables(
         {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_DRIVER_CAPABILITIES": "all"}, SETTINGS, privileged=True
     )
@@ -311,8 +311,39 @@ def test_libraries_go_where_the_image_wants_them() -> None:
     directories = {"/".join(action.container_path.split("/")[:4]) for action in libraries}
     assert directories == {image.library_dir, image.library_dir32}
     assert made.actions[-1] == RefreshLdCache(
-        "", (image.library_dir, image.library_dir32), "the container's loader finds libraries in its cache"
+        "",
+        (image.library_dir, image.library_dir32),
+        "the container's loader finds libraries in its cache; ldconfig writes it: it is old",
     )
+
+
+@pytest.mark.parametrize(
+    ("way", "stale", "compat", "merged", "why"),
+    [
+        ("auto", "", "", True, "the image's is extended: it is current"),
+        ("auto", "it is old", "", False, "ldconfig writes it: it is old"),
+        ("auto", "", "/compat", False, "ldconfig writes it: the image has CUDA compatibility libraries"),
+        ("merge", "it is old", "", True, 'the image\'s is extended: loader-cache is "merge"'),
+        ("merge", "", "/compat", False, "ldconfig writes it: the image has CUDA compatibility libraries"),
+        ("ldconfig", "", "", False, 'ldconfig writes it: loader-cache is "ldconfig"'),
+    ],
+)
+def test_the_plan_decides_who_makes_the_loader_cache(way: str, stale: str, compat: str, merged: bool, why: str) -> None:
+    settings = parse_settings({"loader-cache": way})
+    request = request_from_variables({"NVIDIA_VISIBLE_DEVICES": "0"}, settings)
+    image = ImageFacts(stale_cache=stale, compat_dir=compat)
+    for mode in ("hook", "spec"):
+        made = make_plan(T4, request, settings, image, mode)
+        (action,) = [action for action in made.actions if isinstance(action, RefreshLdCache)]
+        assert bool(action.entries) is (merged and mode == "hook")
+        if mode == "hook":
+            assert action.reason == f"the container's loader finds libraries in its cache; {why}"
+            assert not any(isinstance(a, RefreshLdCache) and a.entries for a in made.without_merge().actions)
+
+
+def test_settings_that_say_ldconfig_mean_it_after_an_upgrade() -> None:
+    assert parse_settings({}).loader_cache == "auto"
+    assert parse_settings({"loader-cache": "ldconfig"}).loader_cache == "ldconfig"
 
 
 @pytest.mark.parametrize("libc", ["musl", ""])

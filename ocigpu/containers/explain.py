@@ -21,6 +21,7 @@ from ocigpu.core.config_json import get_list, get_object, rootfs_path
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.facts import HostFacts, ImageFacts
 from ocigpu.core.settings import CAPABILITIES, MODES, Settings
+from ocigpu.gpus.libraries.loader_cache import FOOTER
 from ocigpu.gpus.nvidia.libraries import TABLE
 from ocigpu.gpus.nvidia.plan import REQUIRED_SONAMES
 from ocigpu.gpus.request import Request
@@ -33,7 +34,7 @@ from ocigpu.system.proc import parse_status, read_proc
 if TYPE_CHECKING:
     from ocigpu.core.actions import Action
 
-IN_ORDER = ("there", "allowed", "detached", "")
+IN_ORDER = ("there", "merged", "allowed", "detached", "")
 """What :class:`Step` says of a part that is as it should be, or that is not looked at."""
 
 
@@ -203,7 +204,9 @@ def _state(root_fd: int, action: "Action") -> str:
         return _link_state(root_fd, action)
     if isinstance(action, RefreshLdCache):
         cache = read_inside(root_fd, LD_CACHE, MAX_LD_CACHE) or b""
-        return "there" if any(soname.encode() in cache for soname in REQUIRED_SONAMES.values()) else ""
+        if not any(soname.encode() in cache for soname in REQUIRED_SONAMES.values()):
+            return ""
+        return "merged" if FOOTER in cache else "there"
     return ""
 
 

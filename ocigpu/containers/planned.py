@@ -23,7 +23,7 @@ from ocigpu.cdi.conditions import check_conditions
 from ocigpu.cdi.registry import Resolved, read_registry
 from ocigpu.containers.child import ask_child, look_below
 from ocigpu.core.actions import Plan
-from ocigpu.core.config_json import has_user_namespace, rootfs_path
+from ocigpu.core.config_json import has_user_namespace, mount_points, rootfs_path
 from ocigpu.core.errors import SpecError
 from ocigpu.core.facts import HostFacts, ImageFacts
 from ocigpu.core.settings import MODES, Settings
@@ -45,8 +45,9 @@ def image_facts(bundle: str, container: dict[str, Any], host: HostFacts, root: s
     SpecError OCIGPU-SPEC-3 for one that cannot be inspected, or does not answer.
     """
     path = rootfs_path(container, bundle)
+    mounts, version = mount_points(container), host.driver_version
     try:
-        return ImageFacts(*look_below(root or path, lambda root_fd: read_image_facts(root_fd, host.driver_version)))
+        return ImageFacts(*look_below(root or path, lambda root_fd: read_image_facts(root_fd, version, mounts)))
     except (FileNotFoundError, NotADirectoryError):
         return ImageFacts()
     except TimeoutError as error:

@@ -15,7 +15,8 @@ class Step(NamedTuple):
     """One part of a plan: ``what``, where it comes from (a host path, the target of a link), why, and how it is now.
 
     ``now``: "there", "missing", "another" (something else has its place), "refused" (a node that the device cgroup does
-    not allow), "allowed", "detached" (taken away by ocigpu detach) or "" (not looked at).
+    not allow), "allowed", "merged" (a loader cache that ldconfig has not written), "detached" (taken away by ocigpu
+    detach) or "" (not looked at).
     """
 
     what: str

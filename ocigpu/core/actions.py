@@ -117,7 +117,8 @@ class RefreshLdCache(NamedTuple):
     """Let the container's loader find ``directories``: run the host's ldconfig, sandboxed, in the container's root.
 
     ``ldconfig``: host path.  ``directories``: container paths passed to ldconfig, the first one wins.  ``entries``:
-    (name, container path, bits) to add to the image's cache instead, if that is possible.
+    (name, container path, bits) to add to the image's cache instead; if that is not possible, all is undone and done
+    again with ldconfig.
     """
 
     ldconfig: str
@@ -126,7 +127,7 @@ class RefreshLdCache(NamedTuple):
     entries: "tuple[tuple[str, str, int], ...]" = ()
 
     def describe(self) -> str:
-        instead = f"merge {len(self.entries)} entries into /etc/ld.so.cache, or else " if self.entries else ""
+        instead = f"merge /etc/ld.so.cache ({len(self.entries)} entries), or else " if self.entries else ""
         return f"{instead}ldconfig {' '.join(self.directories)}"
 
 
@@ -275,13 +276,17 @@ class Plan(NamedTuple):
 
         ldconfig takes longest, so each run of it overlaps the preceding actions whose results it does not read.  It
         ends before the actions that follow it, and before another run starts; it is killed together with its process.
+        A cache that is merged comes after all of them: it must be newer than the directories that they change, so that
+        the next start of the container finds it current.
         """
         done: "list[Step]" = []
         before: "list[Action]" = []
         for action in self.actions:
-            if isinstance(action, RefreshLdCache):
-                if not action.entries:  # else it runs only where they cannot be merged
-                    done.append(StartLdconfig(action))
+            if isinstance(action, RefreshLdCache) and action.entries:
+                done += [*before, action]
+                before = []
+            elif isinstance(action, RefreshLdCache):
+                done.append(StartLdconfig(action))
                 done += [one for one in before if _concerns_ldconfig(one)]
                 done.append(action)
                 done += [one for one in before if not _concerns_ldconfig(one)]
@@ -290,6 +295,14 @@ class Plan(NamedTuple):
             elif not isinstance(action, (AllowDevice, JoinGroup)):
                 before.append(action)
         return [*done, *before]
+
+    def without_merge(self) -> "Plan":
+        """Return the plan that leaves every loader cache to ldconfig."""
+        return self._replace(
+            actions=tuple(
+                action._replace(entries=()) if isinstance(action, RefreshLdCache) else action for action in self.actions
+            )
+        )
 
     def device_rules(self) -> tuple[AllowDevice, ...]:
         """Return the device cgroup rules of the plan."""

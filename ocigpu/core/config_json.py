@@ -114,6 +114,12 @@ def rootfs_path(config: "dict[str, Any]", bundle: str) -> str:
     return os.path.normpath(os.path.join(os.path.abspath(bundle or "."), path))
 
 
+def mount_points(config: "dict[str, Any]") -> list[str]:
+    """Return the destinations of a configuration's mounts, clean; entries that have none are left out."""
+    mounts = (mount.get("destination") for mount in get_list(config, "mounts") if isinstance(mount, dict))
+    return [clean_path(path) for path in mounts if isinstance(path, str)]
+
+
 def clean_path(path: str) -> str:
     """Return an absolute path without ``..`` and double slashes; normpath alone keeps two slashes at the beginning."""
     return os.path.normpath("/" + path.lstrip("/"))

@@ -236,6 +236,8 @@ class ImageFacts(NamedTuple):
 
     ``library_dir``/``library_dir32``: where driver libraries go; ``libc``: "glibc", "musl" or "" (no loader found);
     ``compat_dir``: directory of CUDA forward-compatibility libraries newer than the driver, or "".
+    ``stale_cache``: why the image's loader cache may lack libraries of the image, or cannot be added to; "": it is
+    current.
     """
 
     library_dir: str = "/usr/lib64"
@@ -243,6 +245,7 @@ class ImageFacts(NamedTuple):
     libc: str = "glibc"
     compat_dir: str = ""
     compat_major: int = 0
+    stale_cache: str = ""
 
 
 def to_data(value: "Any") -> "Any":

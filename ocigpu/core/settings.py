@@ -25,7 +25,7 @@ LOG_LEVELS = ("error", "warning", "info", "debug")
 CAPABILITIES = ("compat32", "compute", "display", "graphics", "ngx", "utility", "video")
 """Every value of NVIDIA_DRIVER_CAPABILITIES but ``all``, sorted."""
 COMPAT_MODES = ("ldconfig", "disabled")
-LOADER_CACHES = ("ldconfig", "merge")
+LOADER_CACHES = ("auto", "ldconfig", "merge")
 
 
 class Settings(NamedTuple):
@@ -39,7 +39,7 @@ class Settings(NamedTuple):
     supported_driver_capabilities: str = ",".join(CAPABILITIES)
     no_cgroups: bool = False
     ldconfig: str = ""
-    loader_cache: str = "ldconfig"
+    loader_cache: str = "auto"
     cuda_compat_mode: str = "ldconfig"
     driver_root: str = "/"
     driver_dev_root: str = ""
@@ -103,7 +103,8 @@ KEYS = (
         "loader-cache",
         "string",
         "how hook mode makes the driver's libraries known to the container's loader: run the host's ldconfig, or merge"
-        " them into the image's cache as mode spec does; this is faster, but omits other libraries new in the image",
+        " them into the image's cache as mode spec does, which is faster but omits other libraries new in the image;"
+        " auto: merge where the image's cache is not older than what it was made of",
         LOADER_CACHES,
     ),
     Key("cuda-compat-mode", "string", "CUDA forward-compatibility libraries of the image", COMPAT_MODES),

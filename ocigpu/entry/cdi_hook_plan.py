@@ -25,7 +25,8 @@ from ocigpu.core.actions import Link, Mode, Plan, RefreshLdCache, TextFile
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.nvidia.views import application_profile, proc_view, proc_view_by_masks, simulated_proc
 from ocigpu.provision.compat import suits_driver
-from ocigpu.provision.loader import COMPAT_CONF, CONF_DIRECTORY, LD_SO_CONF, OWN_CONF, LoaderFacts
+from ocigpu.provision.image_cache import CONF_DIRECTORY, LD_SO_CONF
+from ocigpu.provision.loader import COMPAT_CONF, OWN_CONF, LoaderFacts
 from ocigpu.provision.sonames import SonameLinks
 
 TYPE_CHECKING = False

@@ -222,7 +222,7 @@ def _prepare(task: Task) -> "Ready | None":
 
     try:
         rootfs = rootfs_path(task.document.config, task.bundle)
-        facts, image, plan = find_plan(task.request, task.settings, rootfs, task.facts)
+        facts, image, plan = find_plan(task.request, task.settings, rootfs, task.document.config, task.facts)
         with step("start-worker", "", "what it needs of the host is taken"):
             worker = start_worker(plan, task.settings)
         return Ready(task.request, task.document, task.written, facts, image, plan, worker)

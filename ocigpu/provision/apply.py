@@ -29,7 +29,7 @@ from ocigpu.provision.mounts import enter_own_proc, read_host_devices, take_sour
 from ocigpu.provision.operations import take, undo
 from ocigpu.provision.operations.ldconfig import lock_ldconfig, stop_ldconfig
 from ocigpu.provision.operations.mounts import make_root_writable
-from ocigpu.provision.operations.transaction import Supplies, Transaction
+from ocigpu.provision.operations.transaction import CannotMergeError, Supplies, Transaction
 from ocigpu.provision.worker import COMMIT, UNDO_SECONDS, Worker, describe, tell
 from ocigpu.system import libc
 from ocigpu.system.log import get_trace, mark, step
@@ -155,18 +155,14 @@ def _open_host_files(plan: "Plan", settings: "Settings", sources: bool = True) -
     ldconfig_fd = backup_fd = -1
     try:
         for action in plan.actions:
-            if isinstance(action, RefreshLdCache) and ldconfig_fd < 0:
-                from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig  # only glibc images need it
+            if isinstance(action, RefreshLdCache) and action.entries:
+                import ocigpu.gpus.libraries.loader_cache  # noqa: F401 - in the container nothing is imported any more
+            elif isinstance(action, RefreshLdCache) and ldconfig_fd < 0:
+                from ocigpu.provision.ldconfig import find_ldconfig, open_ldconfig  # few starts need it
 
-                if action.entries:
-                    import ocigpu.gpus.libraries.loader_cache  # noqa: F401 - in the container nothing is imported any more
                 path = action.ldconfig or find_ldconfig(settings)
                 if path:  # else the step leaves a note: hosts without ldconfig exist (NixOS, Talos, musl)
-                    try:
-                        ldconfig_fd = open_ldconfig(path)
-                    except ApplyError:
-                        if not action.entries:  # else they are merged, without it
-                            raise
+                    ldconfig_fd = open_ldconfig(path)
             if isinstance(action, RefreshLdCache | TextFile) and backup_fd < 0:
                 backup_fd = os.memfd_create("ocigpu-backup")
         return Supplies(new_calls, _take_sources(plan, new_calls) if sources else {}, ldconfig_fd, backup_fd)
@@ -200,18 +196,33 @@ def _provision(
     worker: Worker | None = None,
     caller: Caller = _THIS,
 ) -> tuple[str, ...]:
-    """Provision an open container and close it."""
+    """Provision an open container and close it; a loader cache that cannot be merged is left to ldconfig."""
     try:
-        if worker is not None:
-            return _run_to_commit(plan, container, config, settings, worker, caller)
-        supplies = _open_host_files(plan, settings, not container.join_user)
         try:
-            worker = _fork(plan, supplies, lambda _: container, waits=False)
-            return _run_to_commit(plan, container, config, settings, worker, caller)
-        finally:
-            supplies.close()
+            return _try(plan, container, config, settings, worker, caller)
+        except CannotMergeError:  # rare, so that nothing is made ready for it before
+            return _try(plan.without_merge(), container, config, settings, None, caller)
     finally:
         container.close()
+
+
+def _try(
+    plan: "Plan",
+    container: LiveContainer,
+    config: "dict[str, Any] | None",
+    settings: "Settings",
+    worker: Worker | None,
+    caller: Caller,
+) -> tuple[str, ...]:
+    """Provision an open container; raises CannotMergeError after everything was undone."""
+    if worker is not None:
+        return _run_to_commit(plan, container, config, settings, worker, caller)
+    supplies = _open_host_files(plan, settings, not container.join_user)
+    try:
+        worker = _fork(plan, supplies, lambda _: container, waits=False)
+        return _run_to_commit(plan, container, config, settings, worker, caller)
+    finally:
+        supplies.close()
 
 
 def _run_to_commit(
@@ -251,6 +262,10 @@ def _run_to_commit(
     if report is not None and "error" in report:
         code, message, hint, number = report["error"]
         raise ApplyError(code, message + left, hint, number)
+    if report is not None and "unmerged" in report:
+        if left:
+            raise ApplyError("OCIGPU-LD-1", f"the image's loader cache cannot be merged{left}")
+        raise CannotMergeError
     raise ApplyError("OCIGPU-INT-2", f"provision container process {container.pid}: the worker was killed{left}")
 
 
@@ -316,7 +331,8 @@ def _stop_imports() -> None:
 
 def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) -> None:
     """Take all steps; on success wait for the parent's answer, on failure undo and report."""
-    journal, failure = transaction.journal, None
+    journal = transaction.journal
+    failure: "dict[str, Any]" = {}
     try:
         if transaction.container is not None and transaction.container.here:
             make_root_writable(transaction)
@@ -330,8 +346,10 @@ def carry_out(plan: "Plan", transaction: Transaction, up_fd: int, down_fd: int) 
             mark("commit")
             tell(up_fd, {"committed": True})
             return
+    except CannotMergeError:
+        failure = {"unmerged": True}
     except BaseException as error:  # noqa: BLE001 - whatever it is, all is undone before it is told
-        failure = describe(error)
+        failure = {"error": describe(error)}
     stop_ldconfig(transaction)  # otherwise it would write its cache after the image's was restored
     left = undo(transaction, journal.entries)
-    tell(up_fd, {"error": failure, "left": left} if failure else {"left": left})
+    tell(up_fd, {**failure, "left": left})

@@ -13,6 +13,8 @@ from ocigpu.system.paths import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ocigpu.core.facts import ImageFacts
 
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -34,13 +36,13 @@ class ContainerNode(NamedTuple):
     minor: int
 
 
-def read_rootfs_facts(rootfs: str, driver_version: str) -> "ImageFacts":
+def read_rootfs_facts(rootfs: str, driver_version: str, mounts: "Iterable[str] | None" = None) -> "ImageFacts":
     """Return :func:`read_image_facts` of the root directory at the host path ``rootfs``.
 
     Raises SpecError OCIGPU-SPEC-3, with the OSError as its cause, when there is no such directory.
     """
     with opened(open_rootfs(rootfs)) as root_fd:
-        return read_image_facts(root_fd, driver_version)
+        return read_image_facts(root_fd, driver_version, mounts)
 
 
 def open_rootfs(rootfs: str) -> int:
@@ -51,15 +53,22 @@ def open_rootfs(rootfs: str) -> int:
         raise SpecError("OCIGPU-SPEC-3", f"open rootfs {rootfs}: {error.strerror}") from error
 
 
-def read_image_facts(root_fd: int, driver_version: str) -> "ImageFacts":
+def read_image_facts(root_fd: int, driver_version: str, mounts: "Iterable[str] | None" = None) -> "ImageFacts":
     """Return the facts of the image below ``root_fd``, for a driver of version ``driver_version`` ("550.163.01").
 
-    Debian's family keeps libraries in a directory named after the architecture; everything else has /usr/lib64.  Needs
-    no privileges except read access.  Never raises for anything that an image contains.
+    Debian's family keeps libraries in a directory named after the architecture; everything else has /usr/lib64.
+    ``mounts``: where the container will have mounts; None: unknown, then its loader cache is not inspected.  Needs no
+    privileges except read access.  Never raises for anything that an image contains.
     """
     from ocigpu.core.facts import ImageFacts
 
     facts = ImageFacts(*read_layout(root_fd))
+    stale_cache = "it was not inspected"
+    if mounts is not None and facts.libc == "glibc":
+        from ocigpu.provision.image_cache import why_not_current  # mode spec does without
+
+        stale_cache = why_not_current(root_fd, TRIPLETS.get(os.uname().machine, ""), mounts)
+    facts = facts._replace(stale_cache=stale_cache)
     if not has_compat(root_fd):
         return facts
     from ocigpu.provision.compat import read_compat, suits_driver  # few images need it

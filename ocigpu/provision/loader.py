@@ -10,10 +10,9 @@ import stat
 
 from ocigpu.core.record import NamedTuple
 from ocigpu.provision.image import TRIPLETS, is_debian, read_libc
+from ocigpu.provision.image_cache import CONF_DIRECTORY, LD_SO_CONF
 from ocigpu.provision.inside import exists_inside, list_inside, read_inside, status_inside
 
-LD_SO_CONF = "/etc/ld.so.conf"
-CONF_DIRECTORY = "/etc/ld.so.conf.d"
 OWN_CONF = f"{CONF_DIRECTORY}/00-ocigpu.conf"
 """Folders of CDI hooks."""
 COMPAT_CONF = f"{CONF_DIRECTORY}/00-compat-ocigpu.conf"

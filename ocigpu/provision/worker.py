@@ -1,7 +1,8 @@
 """The worker: a forked process that works in a container, and its pipes and shared memory.
 
 It tells in lines of JSON: {"done": notes}, and after the answer {"committed": true}; or {"error": [code, message, hint,
-errno], "left": [what could not be undone]}, or {"left": ...} alone if it had to give up.
+errno], "left": [what could not be undone]}, {"unmerged": true, "left": ...} if ldconfig has to write the loader's cache
+instead, or {"left": ...} alone if it had to give up.
 """
 
 import gc

@@ -77,9 +77,12 @@ def in_proc(bind: Bind) -> bool:
 
 
 def made_in_the_container(plan: Plan) -> set[Any]:
-    """What a hook has to make, without reasons: links, loader cache, private file systems and what is shown in them."""
+    """What a hook has to make, without reasons: links, loader cache, private file systems and what is shown in them.
+
+    Hook mode may merge a cache that is current, where a hook of CDI runs ldconfig.
+    """
     made: set[Any] = set()
-    for action in plan.actions:
+    for action in plan.without_merge().actions:
         if isinstance(action, Tmpfs):
             made.add(action._replace(reason="", files=tuple(sorted(action.files))))
         elif isinstance(action, (Link, RefreshLdCache)) or (isinstance(action, Bind) and in_proc(action)):

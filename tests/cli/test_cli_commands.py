@@ -64,7 +64,7 @@ def test_plan_shows_host_request_grant_and_each_action_with_its_reason(
     assert "/dev/nvidia0, nvidia2 " in nodes
     assert "granted by NVIDIA_VISIBLE_DEVICES=0,2" in nodes
     assert "/usr/bin/nvidia-cuda-mps-control and 4 more " in groups["+", "5", "files"]
-    assert groups["~", "ldconfig", "/usr/lib64"].endswith("the container's loader finds libraries in its cache")
+    assert groups["~", "merge", "/etc/ld.so.cache"].endswith("; the image's is extended: it is current")
     assert lines[-1] == "plan: 38 to add, 2 to change, 0 to hide; nothing was changed (every step: --steps)"
 
 

@@ -53,9 +53,10 @@ class Lives:
         text = Path(self.base["OCIGPU_CONFIG"]).read_text()
         self._settings = directory / "settings"  # all at once: nothing is kept while this directory changes
         self._settings.mkdir()
-        for mode in OPENED:
+        for mode in (*OPENED, "ldconfig"):
             path = self._settings / f"{mode}.toml"
-            path.write_text(f'mode = "{mode}"\ncdi.spec-dirs = ["{self.specification.parent}"]\n{text}')
+            name = 'hook"\nloader-cache = "ldconfig' if mode == "ldconfig" else mode
+            path.write_text(f'mode = "{name}"\ncdi.spec-dirs = ["{self.specification.parent}"]\n{text}')
             path.chmod(0o644)
 
     def environment(self, mode: str) -> dict[str, str]:
@@ -135,7 +136,8 @@ def listed(programs: list[Program]) -> str:
 
 PROCESSES = {
     "nothing asked for": ("hook", {}, {"shim": 3}),
-    "hook": ("hook", ALL, {"shim": 3, "python": 1, "hook": 1, "fork of python": 3, "ldconfig": 1}),
+    "hook": ("hook", ALL, {"shim": 3, "python": 1, "hook": 1, "fork of python": 2}),
+    "hook, ldconfig": ("ldconfig", ALL, {"shim": 3, "python": 1, "hook": 1, "fork of python": 3, "ldconfig": 1}),
     "spec": ("spec", ALL, {"shim": 3, "python": 1}),
     "cdi": ("cdi", ALL, {"shim": 3, "python": 1}),
 }

@@ -40,7 +40,7 @@ class Machine:
     def settings(self, mode: str) -> dict[str, str]:
         text = Path(self.environment["OCIGPU_CONFIG"]).read_text()
         path = self.directory / f"{mode}.toml"
-        name = 'hook"\nloader-cache = "merge' if mode == "merge" else mode
+        name = f'hook"\nloader-cache = "{mode}' if mode in ("ldconfig", "merge", "auto") else mode
         path.write_text(f'mode = "{name}"\n{text}')
         path.chmod(0o644)
         return {**self.environment, "OCIGPU_CONFIG": str(path)}
@@ -91,7 +91,7 @@ def asks(devices: str, capabilities: str = "all") -> dict[str, str]:
 
 def assert_same(machine: Machine, image: Path, devices: str, capabilities: str, mode: str = "spec") -> Seen:
     bare = machine.seen("hook", image, {})
-    hook = beyond(machine.seen("hook", image, asks(devices, capabilities)), bare)
+    hook = beyond(machine.seen("ldconfig", image, asks(devices, capabilities)), bare)
     spec = beyond(machine.seen(mode, image, asks(devices, capabilities)), bare)
     assert ("ocigpu-hook" in json.dumps(machine.edited())) == (mode != "spec")
     found = differences(hook, spec)
@@ -108,11 +108,12 @@ def assert_same(machine: Machine, image: Path, devices: str, capabilities: str, 
 @pytest.mark.rest
 @RUNTIMES
 @pytest.mark.parametrize(("devices", "capabilities"), [("3", "all"), ("0,5", "compute,utility,compat32")])
+@pytest.mark.parametrize("way", ["merge", "auto"])
 def test_a_container_whose_loader_cache_was_merged_is_that_of_ldconfig(
-    machine: MakeMachine, image: Path, runtime: str, devices: str, capabilities: str
+    machine: MakeMachine, image: Path, runtime: str, devices: str, capabilities: str, way: str
 ) -> None:
     one = machine(runtime)
-    seen = assert_same(one, image, devices, capabilities, "merge")
+    seen = assert_same(one, image, devices, capabilities, way)
     assert any(key.startswith("cache libcuda.so.1 ") for key in seen)
     assert FOOTER in (one.bundle / "rootfs/etc/ld.so.cache").read_bytes(), "ldconfig has written it"
 

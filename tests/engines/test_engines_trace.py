@@ -104,9 +104,10 @@ def check_order(start: Start) -> None:
 SHIM = ["begin", "settings", "find-runtime", "read-config", "request", "selection"]
 
 
+@pytest.mark.parametrize("loader_cache", ["ldconfig", "auto"])
 @pytest.mark.parametrize("early", [True, False], ids=["early", "hook alone"])
-def test_hook_mode_has_every_step_of_shim_and_hook(traced: Traced, early: bool) -> None:
-    environment = traced.environment("hook")
+def test_hook_mode_has_every_step_of_shim_and_hook(traced: Traced, early: bool, loader_cache: str) -> None:
+    environment = traced.environment("hook", more=f'loader-cache = "{loader_cache}"')
     if not early:  # the process that waits is told to end: the hook does everything itself
 
         def edit(config: dict[str, Any]) -> None:
@@ -133,12 +134,16 @@ def test_hook_mode_has_every_step_of_shim_and_hook(traced: Traced, early: bool) 
     steps = [(step.action, step.path) for step in start.steps if step.process == "worker"]
     assert steps[0][0] == "enter"
     assert steps[-1][0] == "commit"
-    ready, run_ldconfig, ended = (steps.index((f"{word}ldconfig", "")) for word in ("start-", "", "finish-"))
-    assert sorted(steps[ready + 1 : ended] + steps[ended + 1 : -1]) == sorted(planned(traced, environment))
-    # what ldconfig reads is there before it runs, and the rest is made while it does
-    assert {".so" in path or path.endswith(".conf") for _, path in steps[ready + 1 : run_ldconfig]} == {True}
-    assert not [path for _, path in steps[run_ldconfig:ended] if ".so" in path]
-    assert ("node", "/dev/nvidia0") in steps[run_ldconfig:ended]
+    if loader_cache == "auto":
+        assert sorted(steps[1:-1]) == sorted(planned(traced, environment))
+        assert steps[-2] == ("ldconfig", "")  # merged when all directories are as they will be
+    else:
+        ready, run_ldconfig, ended = (steps.index((f"{word}ldconfig", "")) for word in ("start-", "", "finish-"))
+        assert sorted(steps[ready + 1 : ended] + steps[ended + 1 : -1]) == sorted(planned(traced, environment))
+        # what ldconfig reads is there before it runs, and the rest is made while it does
+        assert {".so" in path or path.endswith(".conf") for _, path in steps[ready + 1 : run_ldconfig]} == {True}
+        assert not [path for _, path in steps[run_ldconfig:ended] if ".so" in path]
+        assert ("node", "/dev/nvidia0") in steps[run_ldconfig:ended]
     assert all(step.reason and step.detail for step in start.steps if step.action in ("node", "bind", "link"))
     assert {step.result for step in start.steps if step.process == "worker"} == {"ok"}
     assert [phase.name for phase in find_phases(start)] == ["shim", "runtime", "hook"]

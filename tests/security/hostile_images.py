@@ -14,6 +14,8 @@ from typing import NamedTuple
 from security_lab import GIVERS, LIBRARY_DIR, MERGE, VERSION, WAYS, Build, Edit, Marker, fill, no_change, replace
 from support.machine import TRIPLET
 
+from ocigpu.gpus.libraries.ldcache import NEW_MAGIC
+
 COMPAT = "usr/local/cuda/compat"
 COMPAT_READERS = (*GIVERS, "enable-cuda-compat")
 
@@ -335,6 +337,35 @@ def includes(rootfs: Path, marker: Marker) -> None:
 
 
 attack("the loader's configuration includes files of the host", 10, includes, *CACHE_WRITERS)
+
+
+def with_lying_cache(build: Build, cache: bytes = NEW_MAGIC + bytes(28)) -> Build:
+    """Return an image whose cache claims to be newer than all else, so that it is to be merged."""
+
+    def built(rootfs: Path, marker: Marker) -> None:
+        build(rootfs, marker)
+        path = rootfs / "etc/ld.so.cache"
+        path.unlink(missing_ok=True)
+        path.write_bytes(cache)
+        os.utime(path, (1 << 32, 1 << 32))
+
+    return built
+
+
+def unchanged(_: Path, __: Marker) -> None:
+    return
+
+
+for name, build in {
+    "includes files of the host": includes,
+    "is a FIFO": make_odd("ld.so.conf", os.mkfifo),
+    "leads to the host": place_link("etc/ld.so.conf.d", lambda m: m.absolute),
+    "names a directory that leads to the host": place_link("usr/local/lib", lambda m: m.relative()),
+}.items():
+    case = f"the cache is newer than all else, and the loader's configuration {name}"
+    attack(case, 10, with_lying_cache(build), *CACHE_WRITERS, starts=())
+case = "the cache is newer than all else, and ends after its header"
+attack(case, 10, with_lying_cache(unchanged, NEW_MAGIC + b"\x05" + bytes(27)), *CACHE_WRITERS, starts=())
 
 
 def malformed_libraries(rootfs: Path, marker: Marker) -> None:

@@ -365,6 +365,7 @@ def _compare(
     from ocigpu.containers.difference import find_original, list_changes
     from ocigpu.containers.find import find_target, open_root
     from ocigpu.containers.planned import edit_copy, plan_bundle
+    from ocigpu.core.actions import RefreshLdCache
 
     bundle, document, container = find_target(target, places)
     original = find_original(document.config, settings, bundle)
@@ -375,6 +376,8 @@ def _compare(
             planned = plan_bundle(original.config, bundle, settings, read, place)
         edited, how = edit_copy(original.config, bundle, settings, planned), planned.mode
         notes += planned.request.notes
+        if planned.plan is not None and planned.mode == "hook":  # what the hook makes is not in config.json
+            notes += [action.reason for action in planned.plan.actions if isinstance(action, RefreshLdCache)]
         notes += [f"mode hook, not spec: {planned.why_hook}"] if planned.why_hook else []
         notes += [] if planned.mode else ["the container requests nothing: its config.json stays as it is"]
     unused = {"add": "old", "remove": "new", "replace": ""}

@@ -165,7 +165,9 @@ def granted_fields(plan: Plan, host: HostFacts) -> list[tuple[str, str]]:
 def image_line(image: ImageFacts) -> str:
     """Return one line on the image, e.g. "glibc, driver libraries go to /usr/lib64"."""
     text = f"{image.libc or 'no loader found'}, driver libraries go to {image.library_dir}"
-    return f"{text}, CUDA compatibility libraries in {image.compat_dir}" if image.compat_dir else text
+    text += f", CUDA compatibility libraries in {image.compat_dir}" if image.compat_dir else ""
+    stale = image.stale_cache if image.libc == "glibc" else ""
+    return printable(f"{text}; its loader cache is not current: {stale}" if stale else text)
 
 
 def _show_cdi_plan(

@@ -411,13 +411,8 @@ def _add_listed(plan: _Draft, facts: HostFacts, settings: Settings, image: Image
     plan.add(Link(path, target, reason) for target, path in listed.links)
     folders = library_folders(listed.files)
     if folders and image.libc == "glibc" and not settings.features_no_loader_cache:
-        entries: tuple[tuple[str, str, int], ...] = ()
-        if settings.loader_cache == "merge" and mode == "hook":
-            from ocigpu.gpus.libraries.loader_cache import cache_entries
-
-            entries = tuple(cache_entries(plan.actions, folders, facts.libraries))
-        reason = "the container's loader finds libraries in its cache"
-        plan.add([RefreshLdCache(settings.ldconfig, folders, reason, entries)])
+        given = plan.actions if mode == "hook" else ()
+        plan.add([_refresh_ldcache(settings, image, folders, given, facts.libraries)])
 
 
 def feature_files(feature: FeatureNodes, reason: str = "") -> "list[Action]":
@@ -517,20 +512,39 @@ def _ldcache_actions(
 ) -> "list[Action]":
     """Only a glibc image has a loader cache; others find libraries by directory or not at all.
 
-    ``given``: the actions that bring the libraries, where the cache may be merged.  What CUDA compatibility libraries
-    of the image would need in it only ldconfig sees.
+    ``given``: the actions that bring the libraries in hook mode.  What CUDA compatibility libraries of the image would
+    need in the cache only ldconfig sees.
     """
     if image.libc != "glibc" or not libraries:
         return []
     directories: list[str] = [image.library_dir]
-    entries: tuple[tuple[str, str, int], ...] = ()
     if any(library.bits == 32 for library, _ in libraries):
         directories.append(image.library_dir32)
     if image.compat_dir and settings.cuda_compat_mode == "ldconfig" and "compute" in request.capabilities:
         directories.insert(0, image.compat_dir)
-    elif settings.loader_cache == "merge" and given:
-        from ocigpu.gpus.libraries.loader_cache import cache_entries
+        image = image._replace(stale_cache="the image has CUDA compatibility libraries")
+        settings = settings._replace(loader_cache="auto")
+    return [_refresh_ldcache(settings, image, directories, given, [library for library, _ in libraries])]
 
-        entries = tuple(cache_entries(given, directories, [library for library, _ in libraries]))
+
+def _refresh_ldcache(
+    settings: Settings,
+    image: ImageFacts,
+    directories: "Sequence[str]",
+    given: "Sequence[Action]",
+    libraries: "Sequence[Library]",
+) -> RefreshLdCache:
+    """Decide how the loader's cache is made; ``given``: the actions of hook mode, () in the others."""
     reason = "the container's loader finds libraries in its cache"
-    return [RefreshLdCache(settings.ldconfig, tuple(directories), reason, entries)]
+    entries: tuple[tuple[str, str, int], ...] = ()
+    if given:
+        way = settings.loader_cache
+        why = image.stale_cache or "it is current" if way == "auto" else f'loader-cache is "{way}"'
+        if way == "merge" or (way == "auto" and not image.stale_cache):
+            from ocigpu.gpus.libraries.loader_cache import cache_entries
+
+            entries = tuple(cache_entries(given, directories, libraries))
+            reason += f"; the image's is extended: {why}"
+        else:
+            reason += f"; ldconfig writes it: {why}"
+    return RefreshLdCache(settings.ldconfig, tuple(directories), reason, entries)

@@ -3,11 +3,13 @@
 import fcntl
 import os
 import stat
+import time
 
 from ocigpu.core.actions import FinishLdconfig, RefreshLdCache, StartLdconfig
+from ocigpu.provision.image_cache import LD_CACHE
 from ocigpu.provision.mounts import read_mnt_id
 from ocigpu.provision.operations.files import is_same, keep_file, put_back, read_link
-from ocigpu.provision.operations.transaction import Transaction, VolumeError, reason_of
+from ocigpu.provision.operations.transaction import CannotMergeError, Transaction, VolumeError, reason_of
 from ocigpu.system.files import draft_name, remove_ldconfig_draft, replace_file
 from ocigpu.system.paths import At, named, opened
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 MAX_LD_CACHE = 16 << 20
 """A loader cache of an image above this many bytes is not kept, and so not changed."""
-LD_CACHE = "/etc/ld.so.cache"
 LD_CACHE_DRAFT = "/etc/ld.so.cache~"
 """Where ldconfig writes before it renames; one that is killed leaves it there."""
 
@@ -41,9 +42,10 @@ def lock_ldconfig(transaction: Transaction, kind: int = fcntl.LOCK_EX) -> int:
 
 
 def refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
-    """Let the host's ldconfig write the loader's cache, unless it can be merged where the plan says so.
+    """Let the host's ldconfig write the loader's cache, or merge it where the plan says so.
 
-    It is not waited for: :func:`finish_ldconfig`.  A cache that would lie in a volume is a note.
+    ldconfig is not waited for: :func:`finish_ldconfig`.  A cache that would lie in a volume is a note.  Raises
+    CannotMergeError for a cache that cannot be merged: nothing is ready for ldconfig then.
     """
     try:
         _refresh_ld_cache(transaction, action)
@@ -68,13 +70,11 @@ def _refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
             return
         transaction.clear(at)
         remove_ldconfig_draft(at.fd)
-        if action.entries and _merge_ld_cache(transaction, action, at, kept):
+        if action.entries:
+            _merge_ld_cache(transaction, action, at, kept)
             return
         if read_mnt_id(at.fd) != transaction.root_id:  # nothing else can be written to in its sandbox
             raise VolumeError(at.path)
-    if transaction.supplies.ldconfig_fd < 0:
-        _note_no_ldconfig(transaction)
-        return
     transaction.note("draft", LD_CACHE_DRAFT)
     transaction.note("cache", LD_CACHE, temp=draft_name(), **kept)
     if transaction.ldconfig is None:
@@ -84,15 +84,25 @@ def _refresh_ld_cache(transaction: Transaction, action: RefreshLdCache) -> None:
 
 
 def finish_ldconfig(transaction: Transaction, _: FinishLdconfig) -> None:
-    """Wait for the ldconfig of :func:`refresh_ld_cache`; what one that failed has left, on a full disk say, goes."""
+    """Wait for the ldconfig of :func:`refresh_ld_cache`; what one that failed has left, on a full disk say, goes.
+
+    What it has written knows the driver's libraries, which the next start may have no more: with its time that cache is
+    never current, and ldconfig writes it again.
+    """
     started, transaction.ldconfig = transaction.ldconfig, None
-    if started and (warning := started.finish()):
+    if not started:
+        return
+    warning = started.finish()
+    if warning:
         transaction.notes.append(warning)
-        try:
-            with transaction.own_parent(LD_CACHE) as at:
+    try:
+        with transaction.own_parent(LD_CACHE) as at:
+            if warning:
                 remove_ldconfig_draft(at.fd)
-        except OSError:  # the directory no longer exists
-            return
+            else:
+                _set_time(at, 0)
+    except OSError:  # the directory no longer exists
+        return
 
 
 def stop_ldconfig(transaction: Transaction) -> None:
@@ -106,19 +116,24 @@ def _note_no_ldconfig(transaction: Transaction) -> None:
     transaction.notes.append("this host has no ldconfig: the container's loader finds libraries by their links alone")
 
 
-def _merge_ld_cache(transaction: Transaction, action: RefreshLdCache, at: At, kept: "Entry") -> bool:
-    """Add the action's entries to the image's cache; returns whether it is one to which they can be added."""
+def _merge_ld_cache(transaction: Transaction, action: RefreshLdCache, at: At, kept: "Entry") -> None:
+    """Add the action's entries to the image's cache; raises CannotMergeError."""
     from ocigpu.gpus.libraries.loader_cache import merge_ld_cache  # loaded by the parent: nothing is imported in here
 
     if kept["kind"] == "link":  # ldconfig replaces it
-        return False
-    old, mode = b"", 0o644
+        raise CannotMergeError
+    old, mode, mtime = b"", 0o644, 0
     if kept["kind"] == "file":
         old, mode = os.pread(transaction.supplies.backup_fd, kept["size"], kept["offset"]), kept["mode"]
+        mtime = kept["same"][1]
     merged = merge_ld_cache(old, action.entries, os.uname().machine)
     if merged is None:
-        return False
-    if merged != old:
+        raise CannotMergeError
+    # For the next start it is not older than the directories that this one has changed, nor than the image's cache was.
+    mtime = max(time.time_ns(), mtime)
+    if merged == old:
+        _set_time(at, mtime)
+    else:
         draft = draft_name()
         transaction.note("draft", f"{at.path.rpartition('/')[0]}/{draft}")
 
@@ -126,8 +141,14 @@ def _merge_ld_cache(transaction: Transaction, action: RefreshLdCache, at: At, ke
             transaction.note("cache", at.path, temp=draft, ino=number, **kept)
 
         with named("write", at.path):
-            replace_file(at.name, merged, mode, at.fd, draft=draft, note=note)
-    return True
+            replace_file(at.name, merged, mode, at.fd, mtime_ns=mtime, draft=draft, note=note)
+
+
+def _set_time(at: At, mtime: int) -> None:
+    try:
+        os.utime(at.name, ns=(mtime, mtime), dir_fd=at.fd, follow_symlinks=False)
+    except OSError:  # a read-only root, or another user's file: the next start may decide otherwise, and is right too
+        return
 
 
 def restore_ld_cache(transaction: Transaction, entry: "Entry") -> None:

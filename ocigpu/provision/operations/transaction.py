@@ -38,6 +38,10 @@ class VolumeError(Exception):
         self.path = path
 
 
+class CannotMergeError(Exception):
+    """The image's loader cache is none to which entries can be added."""
+
+
 class Supplies(NamedTuple):
     """What a worker has opened on the host.
 
