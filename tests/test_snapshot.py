@@ -529,10 +529,10 @@ class Reader(NamedTuple):
 
 
 READERS = (
-    Reader("state", "state"),
+    Reader("state", "state", request="void"),
     Reader("config", "bundle/config.json"),
     Reader("config", "bundle/config.json", "hook"),
-    Reader("settings", "config.toml", "hook"),
+    Reader("settings", "config.toml", request="void"),
     Reader("cdi-json", "cdi/one.json", "cdi", "nvidia.com/gpu=0"),
     Reader("cdi-yaml", "cdi/one.yaml", "cdi", "nvidia.com/gpu=0"),
     Reader("ld-cache", "bundle/root/etc/ld.so.cache"),
@@ -551,12 +551,18 @@ APART = 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"'
 """Settings and configurations name files to write; of those only the test's own can be written."""
 
 
-def damaged(seeds: list[bytes], words: tuple[str, ...], random: Random) -> bytes:
-    """Return a seed with some places overwritten, cut out or repeated, with words put in, or with another's end."""
-    data = bytearray(random.choice(seeds))
-    for _ in range(random.choice([0, 1, 1, 2, 3, 6])):
+LITTLE = (b"", b"0", b"-1", b"a", b" ", b"\n", b'"', b"\0", b"\xff", b"\xc3\xa9", b"\xf0\x9f\x92\xa9")
+
+
+def damaged(usual: bytes, seeds: list[bytes], words: tuple[str, ...], random: Random) -> bytes:
+    """Return a seed with some places overwritten, cut out or repeated, with words put in, or with another's end.
+
+    Of every second one it is the usual input, which is accepted.
+    """
+    data = bytearray(random.choice([usual, random.choice(seeds)]))
+    for _ in range(random.choice([0, 1, 1, 1, 2, 4])):
         at, other = random.randrange(len(data) + 1), random.choice(seeds)
-        text = random.choice([random.randbytes(2), random.choice(words).encode(), bytes(data[at : at + 40])])
+        text = random.choice([random.choice(words).encode(), random.choice(LITTLE), bytes(data[at : at + 40])])
         end = at + random.choice([0, 1, len(text), 40])
         data[at:end] = other[random.randrange(len(other) + 1) :] if random.random() < 0.1 else text
     return bytes(data)
@@ -603,15 +609,24 @@ def test_damaged_inputs_are_read_alike(
     settings.write_text(f'mode = "{reader.mode}"\n{usual}')
     (tmp_path / "host").symlink_to(few_gpus.directory)
     target = tmp_path / reader.file
-    own = target.read_bytes() if target.exists() else b""
-    seeds = [own, *(path.read_bytes() for path in sorted((CORPUS / reader.target).iterdir()))]
+    accepted = {
+        "state": f'{{"ociVersion": "1.0.2", "id": "c1", "pid": 1, "bundle": "{bundle}"}}',
+        "config": (template / "config.json").read_text(),
+        "settings": 'mode = "spec"\n[features]\nno-procfs-view = true\n',
+        "cdi-json": json.dumps(yaml.safe_load(SPECIFICATION.replace("\t", " "))),
+        "cdi-yaml": SPECIFICATION,
+    }
+    state = tmp_path / "state"
+    state.write_text(accepted["state"])
+    own = target.read_bytes() if target.exists() else accepted.get(reader.target, "").encode()
+    seeds = [path.read_bytes() for path in sorted((CORPUS / reader.target).iterdir())]
     words = [product.copy.runtime, "create", "--bundle", bundle, "c1"]
-    if reader.target == "state":
+    if reader.request == "void":  # no runtime is executed for it, whatever the settings say
         words = [product.hook, "--config", settings, "prestart"]
     command = ["unshare", "--mount", "sh", "-c", APART, tmp_path, *words]
     random = Random(reader.file + reader.mode)
     for _ in range(400 if FULL else 20):
-        data = damaged(seeds, TARGETS[reader.target].words, random)
+        data = damaged(own, seeds, TARGETS[reader.target].words, random)
         if reader.target == "config" and not stays_inside(data):
             continue
         found = []
@@ -620,11 +635,13 @@ def test_damaged_inputs_are_read_alike(
             shutil.copytree(template, bundle)
             forget()
             target.parent.mkdir(exist_ok=True)
-            target.write_bytes(data + usual.encode() if reader.target == "settings" else data)
+            target.write_bytes(data)
             environment = {**PLAIN, "OCIGPU_CONFIG": str(settings), "OCIGPU_NO_IMAGE": switch}
-            done = subprocess.run(command, env=environment, input=data, capture_output=True, timeout=60)
+            done = subprocess.run(command, env=environment, input=state.read_bytes(), capture_output=True, timeout=60)
             errors = re.sub(rb'time="[^"]*"', b"", done.stderr)
             found.append((done.returncode, done.stdout, errors, without_path(listing(bundle))))
+        if b"Illegal trailing comma" in found[0][2] and sys.version_info < (3, 13):  # older ones say what is behind it
+            found = [(status, output, b"", files) for status, output, _, files in found]
         assert found[0] == found[1], data
     if reader.file.startswith("host/"):
         target.write_bytes(own)
