@@ -217,12 +217,14 @@ def _prepare(task: Task) -> "Ready | None":
         os.environ[name] = value
     from ocigpu.core.config_json import rootfs_path
     from ocigpu.core.errors import OcigpuError
+    from ocigpu.gpus.cached import KEPT, read_proved
     from ocigpu.hook import Ready, find_plan
     from ocigpu.provision.apply import start_worker
 
     try:
         rootfs = rootfs_path(task.document.config, task.bundle)
-        facts, image, plan = find_plan(task.request, task.settings, rootfs, task.document.config, task.facts)
+        facts = task.facts or (read_proved(task.settings) if task.request.vendors == KEPT else None)
+        facts, image, plan = find_plan(task.request, task.settings, rootfs, task.document.config, facts)
         with step("start-worker", "", "what it needs of the host is taken"):
             worker = start_worker(plan, task.settings)
         return Ready(task.request, task.document, task.written, facts, image, plan, worker)

@@ -43,6 +43,8 @@ SETTLED = 2.0
 """Seconds after which another change of a file shows in its times, whatever the clock's resolution."""
 TOLD = 30.0
 """Seconds for which an answer of NVML to this process is valid, even a missing one: no start lasts longer."""
+JUST_NOW = 1.0
+"""Seconds for which facts that a start has found valid need no second look by the process that it forks."""
 PATIENCE = 5.0
 """Seconds to wait for another start that is reading the same facts."""
 PREFIX = "facts-"
@@ -118,6 +120,7 @@ def read_stamp(settings: Settings, directory: int = -1) -> str:
 
     ``directory``: of the cache, if it is open already.
     """
+    global _proved  # noqa: PLW0603 - a start has one
     if directory < 0:
         directory = open_cache(False, settings.simulation_root)
         if directory < 0:
@@ -127,7 +130,18 @@ def read_stamp(settings: Settings, directory: int = -1) -> str:
         finally:
             os.close(directory)
     kept = _find_current(directory, settings)
+    _proved = (settings, _now(), kept) if kept else None
     return f"{kept.begun!r} {crc32(kept.facts.encode()):08x}" if kept else ""
+
+
+def read_proved(settings: Settings) -> "HostFacts | None":
+    """Return the stored facts that :func:`read_stamp` has just found valid in this start, None for none.
+
+    For the process that the shim forks: the same start does not check all that again.
+    """
+    if _proved is None or _proved[0] != settings or _now() - _proved[1] >= JUST_NOW:
+        return None
+    return _load(_proved[2])
 
 
 def find_answer(
@@ -229,6 +243,7 @@ class _Told(NamedTuple):
 
 
 _told: _Told | None = None
+_proved: tuple[Settings, float, _Kept] | None = None
 
 
 def _find_told(settings: Settings) -> _Told | None:

@@ -105,6 +105,21 @@ def starts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Star
     return found
 
 
+def test_a_start_looks_once_whether_its_facts_hold(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that the shim forks takes what the shim has found valid, and nothing else."""
+    monkeypatch.setattr(cached, "_proved", None)
+    assert cached.read_proved(starts.settings) is None
+    assert cached.read_stamp(starts.settings)
+    assert cached.read_proved(starts.settings) == read_host_facts(starts.settings)
+    assert cached.read_proved(starts.settings._replace(mode="hook")) is None
+    with monkeypatch.context() as later:
+        later.setattr(cached, "JUST_NOW", -1.0)
+        assert cached.read_proved(starts.settings) is None
+    (starts.host / "dev/nvidia1").unlink()
+    assert not cached.read_stamp(starts.settings)
+    assert cached.read_proved(starts.settings) is None
+
+
 def test_what_is_kept_is_what_would_be_made(starts: Starts) -> None:
     assert starts.is_used()
     assert starts.start() == starts.anew()
