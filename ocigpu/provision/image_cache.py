@@ -35,7 +35,8 @@ MAX_HWCAPS = 16
 MAX_DIRECTORIES = 128
 MAX_MOUNTS = 64
 _OF_KERNEL = ("/proc", "/sys", "/dev")
-"""What every container has mounted, and no loader searches."""
+_OF_ENGINE = frozenset(("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"))
+"""What nearly every container has mounted, and no loader searches."""
 
 
 class _StaleError(Exception):
@@ -70,14 +71,17 @@ def _check(root_fd: int, triplet: str, mounts: "Iterable[str]") -> None:
     if len(directories) > MAX_DIRECTORIES:
         raise _StaleError(f"the loader searches over {MAX_DIRECTORIES} directories")
     seen: set[tuple[int, int]] = set()
+    read = [LD_CACHE, LD_SO_CONF, CONF_DIRECTORY]
     for path in directories:
         found = status_inside(root_fd, path)
-        if found is None or (found.st_dev, found.st_ino) in seen:
-            continue
-        seen.add((found.st_dev, found.st_ino))
-        _compare(found, path, made)
-        _compare_below(root_fd, f"{path}/{HWCAPS}", made)
-    _check_mounts(root_fd, mounts, (LD_CACHE, LD_SO_CONF, CONF_DIRECTORY, *directories))
+        if found is None:  # a mount may bring it
+            read.append(path)
+        elif (found.st_dev, found.st_ino) not in seen:
+            seen.add((found.st_dev, found.st_ino))
+            read.append(path)
+            _compare(found, path, made)
+            _compare_below(root_fd, f"{path}/{HWCAPS}", made)
+    _check_mounts(root_fd, mounts, read)
 
 
 def _has_known_format(fd: int) -> bool:
@@ -161,24 +165,29 @@ def _lines(root_fd: int, path: str, made: int) -> list[str]:
 
 def _check_mounts(root_fd: int, mounts: "Iterable[str]", read: "Sequence[str]") -> None:
     """Raise _StaleError for a mount that covers what ldconfig reads, or is made in it."""
-    own = [path for path in mounts if not path.startswith(_OF_KERNEL)]
+    own = [path for path in mounts if not path.startswith(_OF_KERNEL) and path not in _OF_ENGINE]
     if not own:
         return
     if len(own) > MAX_MOUNTS:
         raise _StaleError(f"the container has over {MAX_MOUNTS} mounts")
-    places = {_place(root_fd, path) for path in read}
+    known: dict[str, str] = {}
+    places = {_place(root_fd, path, known) for path in read}
     for path in own:
-        place = _place(root_fd, path)
+        place = _place(root_fd, path, known)
         if any(f"{one}/".startswith(f"{place}/") or place.startswith(f"{one}/") for one in places):
             raise _StaleError(f"a mount on {quoted(path)} may have libraries")
 
 
-def _place(root_fd: int, path: str) -> str:
-    """Return where a path leads in the image, also if its end is missing there: a text to be compared."""
-    rest = ""
-    while path.strip("/"):
-        if found := resolve_inside(root_fd, path):
-            return f"{found}{rest}"
+def _place(root_fd: int, path: str, known: dict[str, str]) -> str:
+    """Return where a path leads in the image, also if its end is missing there: a text to be compared.
+
+    ``known``: where directories of missing paths lead.
+    """
+    found, rest = resolve_inside(root_fd, path), ""
+    while not found and path.strip("/"):
         path, _, name = path.rstrip("/").rpartition("/")
         rest = f"/{name}{rest}"
-    return rest
+        if path not in known:
+            known[path] = resolve_inside(root_fd, path) if path else ""
+        found = known[path]
+    return f"{found}{rest}"

@@ -110,6 +110,30 @@ def test_gpus_are_there_for_exec_and_after_a_restart(
         docker("rm", "--force", name)
 
 
+@WAYS
+def test_a_loader_cache_is_merged_at_every_start_of_a_container(docker: Docker, way: tuple[str, ...]) -> None:
+    """Of an image whose own cache is current; another image's is written by ldconfig at every start."""
+    name, image = docker("run", "--detach", "--network=none", IMAGE).stdout.strip(), "localhost/gpu:with-cache"
+    try:
+        docker("exec", name, "ldconfig")
+        docker("commit", name, image)
+        docker("rm", "--force", name)
+        for one, merged in ((image, "1"), (IMAGE, "0")):
+            name = docker("run", "--detach", "--network=none", *way, one).stdout.strip()
+            seen = []
+            for _ in range(3):
+                count = docker("exec", name, "sh", "-c", "grep -c ocigpu-ld.so.cache /etc/ld.so.cache; true").stdout
+                assert count.strip() == merged
+                seen.append(docker("exec", name, "ldconfig", "-p").stdout)
+                docker("restart", "--time=1", name)
+            assert "libcuda.so.1 " in seen[0]
+            assert seen[0] == seen[1] == seen[2]
+            docker("rm", "--force", name)
+    finally:
+        docker("rm", "--force", name, check=False)
+        docker("rmi", image, check=False)
+
+
 def test_two_containers_at_once_have_their_own_gpus(docker: Docker, simulated_host: SimulatedHost) -> None:
     names = []
     try:
