@@ -75,7 +75,7 @@ python=$(packaging/find-python.sh)
 [ -z "$only_install" ] || exit 0
 # The virtual environment is made again when the interpreter or the dependencies change.
 stamp=.venv/.ocigpu-ready
-want="$python $("$python" -I -V) $(cksum pyproject.toml ocigpu/__init__.py packaging/install.sh packaging/byte_code.py ocigpu/entry/image.py packaging/stub.* packaging/ocigpu-runtime.* packaging/ocigpu-hook.* packaging/wheel/* packaging/snapshot/* packaging/kubernetes/*helm* | tr '\n' ' ')$PWD ${SNAPSHOT:+$SNAPSHOT $(find ocigpu -name '*.py' -exec cksum {} + | sort | cksum)}"
+want="$python $("$python" -I -V) $(cksum pyproject.toml ocigpu/__init__.py packaging/install.sh packaging/byte_code.py ocigpu/entry/image.py packaging/stub.* packaging/ocigpu-* packaging/wheel/* packaging/snapshot/* packaging/kubernetes/*helm* | tr '\n' ' ')$PWD ${SNAPSHOT:+$SNAPSHOT $(find ocigpu -name '*.py' -exec cksum {} + | sort | cksum)}"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   echo "making .venv with $python (about half a minute)"
   "$python" -m venv --clear .venv

@@ -186,14 +186,15 @@ write() { # NAME [DIRECTORY MODE], then the text on standard input
 # -I: no PYTHON* variables, no current directory, no user site. -S: no site scan; the two paths are all that is needed.
 # A package has them compiled; an installation has scripts where there is no compiler.
 mkdir -p "$stage$bin"
-write_stubs() { # sh|compiled: both, beside where they belong
-  for name in ocigpu-runtime ocigpu-hook; do
+stubbed='ocigpu-runtime ocigpu-hook ocigpu-container-cli'
+write_stubs() { # sh|compiled: all, beside where they belong
+  for name in $stubbed; do
     "$here/stub.sh" "$1" "$name" "$stage$bin/.$name.$1" config="$config" encodings="$encodings" grep="$grep" interpreter="$interpreter" \
       library="$library" site="$site" snapshot="${snapshot:+$bin/ocigpu-python}" || return 1
   done
 }
 if [ $stubs = compiled ] && ! write_stubs compiled 2>/dev/null; then
-  [ -z "$stage" ] || die 'no C compiler (CC, else cc) makes programs of ocigpu-runtime.c and ocigpu-hook.c'
+  [ -z "$stage" ] || die 'no C compiler (CC, else cc) makes programs of ocigpu-*.c'
   stubs=sh
 fi
 write_stubs sh
@@ -201,29 +202,24 @@ if [ -n "$snapshot" ] && [ $stubs = sh ]; then
   echo 'install.sh: no ocigpu-python is made: shim and hook are scripts here, which start the interpreter' >&2
 elif [ -n "$snapshot" ]; then
   [ -d "$snapshot" ] || snapshot=$("$here/snapshot/build.sh" "$interpreter")
-  "$here/snapshot/take.sh" "$snapshot" "$stage$bin/ocigpu-python" "$interpreter" "$library" "$stage$library" "$site" "$stage$site" \
-    "$stage$bin/.ocigpu-runtime.sh" "$stage$bin/.ocigpu-hook.sh"
+  "$here/snapshot/take.sh" "$snapshot" "$stage$bin/ocigpu-python" "$interpreter" "$library" "$stage$library" "$site" "$stage$site" "$stage$bin"
 fi
-for name in ocigpu-runtime ocigpu-hook; do mv -f "$stage$bin/.$name.$stubs" "$stage$bin/$name"; done
+for name in $stubbed; do mv -f "$stage$bin/.$name.$stubs" "$stage$bin/$name"; done
 rm -f "$stage$bin"/.ocigpu-*.sh "$stage$bin"/.ocigpu-*.compiled
 # What the package ocigpu-kubernetes brings; nothing that a start of a container uses.
 more=''
 [ -z "$stage" ] || [ -z "$prefix" ] || more=", \"$home/kubernetes\""
-# No collection of garbage while modules are imported; ocigpu-container-cli, which is started for each container, has none.
+# No collection of garbage while modules are imported.
 image=$(sed -n '/^try:$/,/^except/p' "$here/ocigpu-runtime.sh") # what these share with a start is read as there
-for name in ocigpu:cli.front.main ocigpu-container-cli:entry.container_cli.main; do
-  alias='' # what the name of its link says
-  [ "$name" != ocigpu:cli.front.main ] || alias='[ "${0##*/}" != nvidia-ctk ] || set -- nvidia-ctk "$@"'
-  write "${name%%:*}" <<END
+write ocigpu <<END
 #!/bin/sh
-# ${name%%:*}: written by packaging/install.sh
+# ocigpu: written by packaging/install.sh
 ${config:+export OCIGPU_CONFIG="\${OCIGPU_CONFIG:-$config}"
-}${alias:+$alias
-}exec $interpreter -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["$library", "$site"$more]; sys.argv[0] = "$front/${name%%:*}"
+}[ "\${0##*/}" != nvidia-ctk ] || set -- nvidia-ctk "\$@" # what the name of its link says
+exec $interpreter -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["$library", "$site"$more]; sys.argv[0] = "$front/ocigpu"
 $image
-from ocigpu.${name##*:} import main; from ocigpu import leave; leave(main())' "\$@"
+from ocigpu.cli.front.main import main; from ocigpu import leave; leave(main())' "\$@"
 END
-done
 link() { # NAME TARGET: in front, in one step
   mkdir -p "$stage$front"
   ln -sfn "$2" "$stage$front/.$1.new"

@@ -46,7 +46,7 @@ cp packaging/switch.sh "$tree$files"
 mkdir -p "$names/usr/bin" "$tree/usr/share/doc/ocigpu"
 mv "$tree"/usr/bin/nvidia-* "$names/usr/bin"
 mv "$tree$files/library/vendor/source" "$tree/usr/share/doc/ocigpu/source"
-cp packaging/stub.* packaging/ocigpu-runtime.* packaging/ocigpu-hook.* "$tree/usr/share/doc/ocigpu/source"
+cp packaging/stub.* packaging/ocigpu-* "$tree/usr/share/doc/ocigpu/source"
 find "$tree/usr/share/man" -type f -exec gzip -9n {} +
 gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/ocigpu/changelog.gz"
 "$python" -I packaging/copyright.py "$tree$files/library/vendor" "$files/library/vendor" >"$tree/usr/share/doc/ocigpu/copyright"
@@ -102,7 +102,9 @@ build_rpms() {
     find usr -mindepth 2 \( -path usr/lib/ocigpu -o -path usr/share/doc -o -path usr/share/man \) -prune -o \
       -type d -printf '%%dir /%p\n' -o -printf '/%p\n' && echo '/usr/share/man/man1/*') >"$work/files"
   rm -rf "$work"/ocigpu*.rpm "$work/rpm"
-  rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "built_version $version" --define "built_vendor $vendor" --define "built_revision $revision" --define "built_id $id" --define "built_for $python" \
+  rpmbuild -bb --quiet --define "_buildhost reproducible" --define "use_source_date_epoch_as_buildtime 1" \
+    --define "clamp_mtime_to_source_date_epoch 1" --define "build_mtime_policy clamp_to_source_date_epoch" \
+    --define "_topdir $work/rpm" --define "built_version $version" --define "built_vendor $vendor" --define "built_revision $revision" --define "built_id $id" --define "built_for $python" \
     --define "built_tree $tree" --define "built_names $names" --define "built_kubernetes $kubernetes" --define "built_list $work/files" packaging/rpm/ocigpu.spec
   find "$work/rpm/RPMS" -name '*.rpm' -exec mv {} "$work" \;
   rm -rf "$work/rpm" "$work/files"

@@ -33,7 +33,7 @@ static _Noreturn void python(int count, char **words)
 }
 
 /* Return a descriptor of a file of this type that nobody else can write, or -1; no link is followed, nothing waits. */
-static int open_own(int directory, const char *name, int flags, mode_t type)
+static __attribute__((unused)) int open_own(int directory, const char *name, int flags, mode_t type)
 {
 	int fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
 	struct stat found;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# stub.sh sh|compiled NAME FILE KEY=VALUE...: writes the stub of ocigpu-runtime or ocigpu-hook (NAME), as a script or, if
+# stub.sh sh|compiled NAME FILE KEY=VALUE...: writes the stub of a program (NAME), as a script or, if
 # a C compiler (CC; else musl-gcc, cc) makes it, as a program: static where it can be, so that no library is loaded for it.
 # KEY: interpreter encodings library site; config, run, grep, if they are not the usual ones; snapshot (packaging/snapshot).  VALUE: of the letters that
 # install.sh accepts in paths.

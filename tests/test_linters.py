@@ -25,7 +25,7 @@ def test_linter_is_content(command: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook"])
+@pytest.mark.parametrize("name", ["ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli"])
 @pytest.mark.parametrize("link", ["static", "dynamic"])
 def test_the_compiler_is_content(tmp_path: Path, name: str, link: str) -> None:
     """With a static C library and where there is none."""

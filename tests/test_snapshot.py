@@ -19,7 +19,15 @@ from support.bundle import base_config
 from support.engines import start_docker
 from support.fixtures import IMAGE, MakeBundle
 from support.process import explain, run
-from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, make_simulated_host, write_stub
+from support.product import (
+    REPOSITORY,
+    STUBBED,
+    PublicCopy,
+    SimulatedHost,
+    make_public_copy,
+    make_simulated_host,
+    write_stub,
+)
 
 sys.path.insert(0, str(REPOSITORY))
 
@@ -60,11 +68,9 @@ def take(
 ) -> None:
     """Make a snapshot of a library that will be at a path, and is at another now."""
     where = (library, now or library)
-    scripts = [
-        write_stub(stubs / f".{name}", "sh", name, library=library, site=library, interpreter=python)
-        for name in ("ocigpu-runtime", "ocigpu-hook")
-    ]
-    done = run([SNAPSHOT / "take.sh", made, target, python, *where, *where, *scripts])
+    for name in STUBBED:
+        write_stub(stubs / f".{name}.sh", "sh", name, library=library, site=library, interpreter=python)
+    done = run([SNAPSHOT / "take.sh", made, target, python, *where, *where, stubs])
     assert done.stderr == ""
 
 
@@ -77,7 +83,7 @@ def product(session_directory: Path) -> Product:
     programs = copy.runtime.parent
     shutil.copytree(os.path.dirname(yaml.__file__), copy.library / "yaml")
     take(made, programs / "ocigpu-python", copy.library, programs)
-    for name in ("ocigpu-runtime", "ocigpu-hook"):
+    for name in STUBBED:
         write_stub(programs / name, library=copy.library, site=copy.library, snapshot=programs / "ocigpu-python")
     return Product(copy, made)
 
@@ -255,6 +261,28 @@ def answers(words: list[str | Path], **options: object) -> list[tuple[int, bytes
 def test_the_hook_says_the_same(product: Product, words: list[str], state: bytes) -> None:
     with_snapshot, ordinary = answers([product.hook, *words], input=state)
     assert with_snapshot == ordinary
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"], ["list", "--libraries", "--compat32"], ["list", "--device=0", "--imex-channel=0"], ["info"],
+        ["info", "--csv"], ["--root=/nowhere", "info"], ["--load-kmods", "info"],
+        ["configure", "--device=all", "--pid=1", "/nowhere"],
+        ["--help"], ["list", "--help"], ["-V"], ["bogus"], [], ["info", "--bogus"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_the_container_cli_says_the_same(
+    product: Product, simulated_host: SimulatedHost, words: list[str], tmp_path: Path
+) -> None:
+    program = product.copy.runtime.with_name("ocigpu-container-cli")
+    environment = {"OCIGPU_CONFIG": str(simulated_host.settings), "LANGUAGE": "de"}
+    with_snapshot, ordinary = answers([program, *words], env=environment)
+    assert with_snapshot == ordinary
+    if ordinary[0] == 0 and words[0] in ("list", "info") and "--help" not in words:
+        found = executed(product, [program, *words], {**PLAIN, **environment}, tmp_path / "trace")
+        assert found[:2] == [str(program), str(product.snapshot)]
 
 
 @pytest.mark.parametrize("name", ["ELOOP", "ENAMETOOLONG", "ENOTDIR"])

@@ -1,7 +1,7 @@
 """What a snapshot has loaded, and how a program begins in it: executed by snapshot.c, with these ``sys.words``.
 
-HERE LIBRARY LIBRARY-NOW SITE SITE-NOW STUB...: this directory; that of our package and that of python-prctl, where they
-will be and where they are; and the stubs of PROGRAMS as scripts: they have the code that the interpreter is given.
+HERE LIBRARY LIBRARY-NOW SITE SITE-NOW STUBS: this directory; that of our package and that of python-prctl, where they
+will be and where they are; and that of the stubs of PROGRAMS as scripts, which have the code for the interpreter.
 """
 
 import _imp
@@ -14,14 +14,24 @@ import sys
 
 import _syscall
 
-PROGRAMS = ("ocigpu.runtime", "ocigpu.hook")
+PROGRAMS = {
+    "ocigpu-runtime": ("ocigpu.runtime", 0),
+    "ocigpu-hook": ("ocigpu.hook", 0),
+    "ocigpu-container-cli": ("ocigpu.entry.container_cli.main", 1),
+}
+"""The module of each program, and how many of the words, which begin with its name, its main does not take."""
+WHEN_USED = ("shutil", "locale")
+"""What argparse imports when it is used."""
 OF_STARTS = (
     "read_fingerprint", "is_here", "has_driver", "parse_request", "request_devices", "select_devices", "read_facts",
     "read_now", "make_plan",
 )  # fmt: skip
 """What a start asks a vendor: fields of :class:`ocigpu.gpus.vendors.Vendor`, which name their modules in texts."""
-ELSEWHERE = ("ocigpu.gpus.nvidia.nvml_child.", "ocigpu.cdi.yaml_child.", "ctypes.", "_ctypes.")
-"""What only another process loads, of the ordinary interpreter."""
+ELSEWHERE = (
+    "ocigpu.gpus.nvidia.nvml_child.", "ocigpu.cdi.yaml_child.", "ctypes.", "_ctypes.",
+    "ocigpu.entry.container_cli.load.", "platform.",
+)  # fmt: skip
+"""What only the ordinary interpreter loads."""
 CODECS = ("ascii", "latin_1", "unicode_escape")
 """What the interpreter imports when it is used by name."""
 SWITCH = b"OCIGPU_NO_IMAGE"
@@ -125,10 +135,13 @@ def read_code(stub: str) -> str:
     return re.search(r"-c '(.*?)' \"\$0\"", read(stub), re.DOTALL)[1] + "\n"
 
 
+NONE = (None, 0)
+
+
 def begin(words: list[bytes], environment: list[bytes]) -> None:
     """Run the program of a command line, as the ordinary interpreter would; returns if that is to do it."""
     arguments = [os.fsdecode(word) for word in words]
-    main = mains.get(arguments[4]) if words[1:4] == [b"-I", b"-S", b"-c"] else None
+    main, first = mains.get(arguments[4], NONE) if words[1:4] == [b"-I", b"-S", b"-c"] else NONE
     variables: dict[bytes, bytes] = {}
     for entry in environment:
         name, equals, value = entry.partition(b"=")
@@ -146,20 +159,24 @@ def begin(words: list[bytes], environment: list[bytes]) -> None:
             setattr(sys, name, None)
     sys.argv[:] = ["-c", *arguments[5:]]
     try:
-        status = main(arguments[5:])
+        status = main(arguments[5 + first :])
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     if status != ORDINARY:
         leave(status)
 
 
-here, library, library_now, site, site_now, *stubs = sys.words
+here, library, library_now, site, site_now, stubs = sys.words
 sys.meta_path[2:] = [Finder([(library, library_now), (site, site_now), (sys.path[0], sys.path[0]), (here, here)])]
-import_whole([*PROGRAMS, *vendors_names(), *(f"encodings.{name}" for name in CODECS)])
+programs = [module for module, _ in PROGRAMS.values()]
+import_whole([*programs, *WHEN_USED, *vendors_names(), *(f"encodings.{name}" for name in CODECS)])
 from ocigpu import ORDINARY, leave  # noqa: E402
 
 environ = os.environ._data  # noqa: SLF001 - the table behind it
-mains = {apart(read_code, stub): sys.modules[program].main for stub, program in zip(stubs, PROGRAMS, strict=True)}
+mains = {
+    apart(read_code, f"{stubs}/.{name}.sh"): (sys.modules[module].main, first)
+    for name, (module, first) in PROGRAMS.items()
+}
 signal_spec = sys.modules["_signal"].__spec__
 environ.clear()
 sys.path[:] = [library, site]

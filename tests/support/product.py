@@ -38,6 +38,10 @@ STUBS = ("compiled", "sh")
 """What is in front of shim and hook: packages have the first, an installation without a C compiler has the second."""
 
 
+STUBBED = ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
+"""Programs that a stub starts."""
+
+
 def write_stub(path: Path, kind: str = "compiled", name: str = "", **values: str | Path) -> Path:
     """Write a stub of ocigpu-runtime or ocigpu-hook (``name``; by default that of the file) as installation does it.
 
@@ -62,7 +66,7 @@ def make_public_copy(directory: Path, stubs: str = "compiled") -> PublicCopy:
     programs.mkdir()
     for module in modules:
         shutil.copy(module, library)
-    for name in ("ocigpu-runtime", "ocigpu-hook"):
+    for name in STUBBED:
         write_stub(programs / name, stubs, library=library, site=library)
     for path in (directory, *directory.rglob("*")):
         path.chmod(0o755 if path.is_dir() or path.parent == programs else 0o644)

@@ -8,21 +8,33 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ocigpu.core.errors import HostError, OcigpuError, RequestError, as_own_error, printable
+from ocigpu import ORDINARY, is_snapshot
+from ocigpu.core.errors import HostError, OcigpuError, RequestError, UsageError, as_own_error, printable
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MAX_IMEX_CHANNEL, MAX_TOKENS
 from ocigpu.entry.container_cli.options import PROGRAM, parse_options
 from ocigpu.system.log import no_answer
-from ocigpu.system.settings_file import read_settings
+from ocigpu.system.settings_file import is_snapshot_refused, read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
+
+HELP = {"-h", "--help", "-V", "--version"}
+"""Texts of argparse, as its errors are: each Python has words of its own, so the ordinary interpreter says them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line (default: of this process) and return its exit status; errors go to standard error."""
+    """Run the command line (default: of this process).
+
+    Returns the exit status, or ORDINARY; errors go to standard error.
+    """
     debug_file = os.environ.get("NVC_DEBUG_FILE", "")
     begin_deadline(lambda: _report(no_answer(), debug_file))
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        options = parse_options(sys.argv[1:] if arguments is None else arguments)
+        if is_snapshot_refused(os.environ.get("OCIGPU_CONFIG", "")) or (is_snapshot() and HELP.intersection(words)):
+            return ORDINARY
+        options = parse_options(words)
+        if options.load_kmods and is_snapshot():  # modprobe is started by what it has not
+            return ORDINARY
         debug_file = options.debug_file or debug_file
         text = "".join(f"{line}\n" for line in run_command(options, debug_file))
     except SystemExit as stop:  # argparse: --help, --version
@@ -30,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OcigpuError as error:
+        if isinstance(error, UsageError) and is_snapshot():
+            return ORDINARY
         return _report(error, debug_file)
     except Exception as error:  # the last line of defence: a user sees a sentence, not a traceback
         if os.environ.get("OCIGPU_DEBUG") == "1":
@@ -79,10 +93,10 @@ def run_command(options: argparse.Namespace, debug_file: str = "") -> list[str]:
         write_debug(debug_file, configure(options, channels, settings))
         return []
     from ocigpu.entry.container_cli.list import render_csv, render_info, render_list
-    from ocigpu.gpus.nvidia.discover import read_host_facts
+    from ocigpu.gpus.cached import read_facts
 
     try:
-        facts = read_host_facts(settings)
+        facts = read_facts(settings)  # as a start would have them now
     except HostError as error:
         raise HostError(error.code, f"initialization error: {error.message}", error.hint) from error
     if options.command == "info":
@@ -91,8 +105,7 @@ def run_command(options: argparse.Namespace, debug_file: str = "") -> list[str]:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    # info and list only read; configure may store what it has read, as the hook does
-    settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""), keep=options.command == "configure")
+    settings = read_settings(os.environ.get("OCIGPU_CONFIG", ""), keep=True)
     if options.root:
         settings = settings._replace(driver_root=os.path.abspath(options.root), simulation_root="")
     if options.ldcache:
