@@ -81,6 +81,9 @@ image: ## build the image of the Kubernetes pods as an archive in build/, withou
 	@packaging/bootstrap.sh image
 	@packaging/kubernetes/image.sh
 
+release: ## build what a release consists of in build/release/VERSION, with apt and dnf repositories (VERSION=, KEY=FINGERPRINT, SUITES=)
+	@packaging/release.sh '$(VERSION)'
+
 uninstall: ## remove what make install put into PREFIX
 	@packaging/install.sh --prefix '$(PREFIX)' --uninstall
 
@@ -100,4 +103,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test test-grounds test-arm64 test-kernels gpu-test install deb rpm image uninstall docs site protocols format clean
+.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test test-grounds test-arm64 test-kernels gpu-test install deb rpm image release uninstall docs site protocols format clean

@@ -52,6 +52,9 @@ if [ "$purpose" = test ]; then
   need systemctl systemd systemd
   need openssl openssl openssl
   need patchelf patchelf patchelf
+  need apt-ftparchive apt-utils apt
+  need createrepo_c createrepo-c createrepo_c
+  need gpg gnupg gnupg2
 fi
 if [ -n "$packages" ]; then
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -10,6 +10,7 @@ import pytest
 from support import requirements
 from support.machine import MACHINE
 from support.process import Completed, run
+from support.served import served
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -50,6 +51,11 @@ def test_the_file_that_fits_is_named_with_what_installs_it(release: Path, own: s
         "file: ./release/ocigpu-nvidia-names_1.0_all.deb (SHA-256 as in SHA256SUMS)",
         f"to install: apt-get install ./release/{own} ./release/ocigpu-nvidia-names_1.0_all.deb",
     ]
+
+
+def test_the_wheel_is_found_where_there_are_packages(release: Path) -> None:
+    done = get("--wheel", release.name, cwd=release.parent)
+    assert done.stdout.splitlines()[-1] == "to install: pipx install ./release/ocigpu-1.0-py3-none-any.whl"
 
 
 @pytest.mark.rest
@@ -93,10 +99,7 @@ exit 7
 def test_what_an_address_has_is_kept_here(release: Path, own: str, tmp_path: Path) -> None:
     requirements.require(requirements.programs("curl"))
     (work := tmp_path / "work").mkdir()
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(release))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/"
+    with served(release) as address:
         done = get(address, cwd=work)
         assert done.returncode == 0, done.stderr
         assert done.stdout.endswith(f"to install: apt-get install ./{own}\n")
@@ -107,7 +110,6 @@ def test_what_an_address_has_is_kept_here(release: Path, own: str, tmp_path: Pat
         assert done.returncode == 1
         assert f"{own}: not fetched" in done.stderr
         assert list(work.iterdir()) == []
-        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -122,5 +122,12 @@ def test_the_action_refuses_what_somebody_else_may_have_written(given: str, act:
     done = act(given)
     assert done.returncode == 2
     assert done.stderr == (
-        f"ocigpu: {given} is neither a wheel's path nor its address with its sum: https://.../NAME.whl#sha256=SUM\n"
+        f"ocigpu: {given} is neither a wheel's path nor its address with its sum, https://.../NAME.whl#sha256=SUM, "
+        "nor a release, https://.../\n"
     )
+
+
+def test_the_action_takes_no_release_that_somebody_on_the_way_may_have_written(act: Callable[[str], Completed]) -> None:
+    done = act("http://example.invalid/release/")
+    assert done.returncode == 1
+    assert "not over http, where anybody on the way can exchange files and their sums" in done.stderr

@@ -1,6 +1,5 @@
 """The packages as users get them: built, installed without a network, used with Docker, upgraded, removed."""
 
-import functools
 import json
 import os
 import re
@@ -15,12 +14,12 @@ from packaging.utils import canonicalize_name
 from support import requirements
 from support.cluster import Cluster
 from support.engines import Docker, start_docker
-from support.fixtures import IMAGE, MakeBundle, build_packages
+from support.fixtures import IMAGE, MakeBundle
 from support.process import Completed, run
 from support.product import CONTROL_NODES, SimulatedHost, gpu_names, listed_uuids
 from support.runtimes import answers, parts, probe, script, view_of
 from support.scratch import ENVIRONMENT, ScratchMachine, scratch_machine
-from support.upgrade import NEXT, Starts, make_next_version
+from support.upgrade import NEXT, Starts
 
 from ocigpu import VENDOR_VERSION, __version__
 
@@ -42,17 +41,6 @@ BOOKS = ("/var/lib/dpkg/", "/var/lib/rpm", "/root/.rpmdb", "/var/log/", "/var/ca
 """Where package managers write what they have done."""
 DOCKERS = ("/etc/docker", "/opt/containerd", "/tmp/containerd.")
 """What dockerd and containerd make where they start for the first time, and where one is slow to answer the other."""
-
-
-@pytest.fixture(scope="module")
-def next_packages(session_directory: Path, packages: Path) -> Callable[[str], Path]:
-    """Call with a kind: returns the directory of its packages of the next version."""
-    del packages  # with which the libraries were fetched
-    sources = make_next_version(session_directory / "next-sources")
-    fetched = [path for name in ("vendored", "kubernetes") for path in REPOSITORY.glob(f"build/packages/{name}-*")]
-    (sources / "build/packages").mkdir(parents=True)
-    run(["cp", "-a", *fetched, sources / "build/packages"])
-    return functools.cache(lambda kind: build_packages(sources, session_directory / f"next-{kind}", kind))
 
 
 def find(packages: Path, kind: str) -> tuple[str, str, str]:

@@ -19,6 +19,7 @@ from support.fixtures import MakeBundle
 from support.process import Completed, run
 from support.product import SimulatedHost, listed_uuids
 from support.runtimes import container_id, run_container, set_cgroup
+from support.served import served
 from support.upgrade import NEXT, Starts, make_next_version
 
 from ocigpu import __version__
@@ -274,14 +275,14 @@ def test_the_hint_installs_what_was_missing_and_asks_no_index_for_our_name(
 
 
 def test_the_action_gives_gpus_to_the_steps_that_follow(built: Path, work_directory: Path) -> None:
+    """With a wheel, and with that of a release, which an address on this machine has."""
     action = yaml.safe_load((REPOSITORY / "packaging/action/action.yml").read_text())
     (step,) = action["runs"]["steps"]
-    given = {
-        "gpus": "3",
-        "model": "a100",
-        "mig": "0:1g.5gb,2g.10gb 1:7g.40gb",
-        "ocigpu": str(next(built.glob("*.whl"))),
-    }
+    (wheel,) = built.glob("*.whl")
+    (release := work_directory / "release").mkdir()
+    shutil.copy(wheel, release)
+    (release / "SHA256SUMS").write_text(run(["sha256sum", wheel.name], cwd=release).stdout)
+    given = {"gpus": "3", "model": "a100", "mig": "0:1g.5gb,2g.10gb 1:7g.40gb"}
     inputs = {name: given.get(name, about["default"]) for name, about in action["inputs"].items()} | {
         "python": sys.executable
     }
@@ -290,10 +291,12 @@ def test_the_action_gives_gpus_to_the_steps_that_follow(built: Path, work_direct
         name: inputs[value.removeprefix("${{ inputs.").removesuffix(" }}")] for name, value in step["env"].items()
     }
     environment = {"PATH": os.environ["PATH"], "RUNNER_TEMP": str(work_directory), **files, **variables}
+    environment |= {"GITHUB_ACTION_PATH": str(REPOSITORY / "packaging/action"), "INPUT_OCIGPU": str(wheel)}
     wrong = run([step["shell"], "-e", "-c", step["run"]], env={**environment, "INPUT_MODEL": "a1000"}, check=False)
     assert (wrong.returncode, wrong.stderr.splitlines()[-2]) == (1, 'ocigpu: OCIGPU-SIM-1: model "a1000" is unknown')
     assert not any(map(os.path.exists, files.values())), "no step that follows is told of GPUs"
-    run([step["shell"], "-e", "-c", step["run"]], env=environment, timeout=200)
+    with served(release) as address:
+        run([step["shell"], "-e", "-c", step["run"]], env={**environment, "INPUT_OCIGPU": address}, timeout=200)
     path = Path(files["GITHUB_PATH"]).read_text().strip()
     name, _, value = Path(files["GITHUB_ENV"]).read_text().strip().partition("=")
     done = run(["sh", "-c", "nvidia-smi -L"], env={"PATH": f"{path}:{os.environ['PATH']}", name: value})

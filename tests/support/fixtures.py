@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import functools
 import itertools
 import os
 import shlex
@@ -14,6 +15,7 @@ from support.bundle import base_config, compile_probes, make_rootfs, write_bundl
 from support.process import run
 from support.product import REPOSITORY, PublicCopy, SimulatedHost, make_public_copy, make_simulated_host
 from support.runtimes import container_id, set_cgroup
+from support.upgrade import make_next_version
 
 from ocigpu.cli.engines.archive_image import write_image
 
@@ -145,3 +147,14 @@ def build_packages(sources: Path, directory: Path, *kinds: str) -> Path:
 def packages(session_directory: Path) -> Path:
     """The directory of the packages of both kinds, built anew in a directory of the clone: support/workers.py."""
     return build_packages(REPOSITORY, session_directory / "packages", "deb", "rpm")
+
+
+@pytest.fixture(scope="session")
+def next_packages(session_directory: Path, packages: Path) -> Callable[[str], Path]:
+    """Call with a kind: returns the directory of its packages of the next version."""
+    del packages  # with which the libraries were fetched
+    sources = make_next_version(session_directory / "next-sources")
+    fetched = [path for name in ("vendored", "kubernetes") for path in REPOSITORY.glob(f"build/packages/{name}-*")]
+    (sources / "build/packages").mkdir(parents=True)
+    run(["cp", "-a", *fetched, sources / "build/packages"])
+    return functools.cache(lambda kind: build_packages(sources, session_directory / f"next-{kind}", kind))

@@ -9,15 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from support import requirements
-from support.fixtures import MakeBundle
 from support.process import Completed, explain, run, wait_for
 from support.product import REPOSITORY, SimulatedHost, listed_uuids
 from support.runtimes import container_id, run_container
 
 from ocigpu import __version__
+
+if TYPE_CHECKING:
+    from support.fixtures import MakeBundle
 
 MODES = ("hook", "spec", "cdi")
 NEXT = f"{__version__}.1"
@@ -58,7 +60,7 @@ class Starts:
         self,
         programs: str | Path,
         host: SimulatedHost,
-        make_bundle: MakeBundle,
+        make_bundle: "MakeBundle",
         env: dict[str, str],
         enter: Sequence[str] = (),
         aside: Callable[[], bool] = bool,

@@ -1,0 +1,121 @@
+#!/bin/bash
+# release.sh VERSION: makes everything of a release in build/release/VERSION, which any web server can serve as it is:
+#
+#   *.deb, *.rpm                packages, for the Python of each of SUITES (Debian: bookworm trixie sid)
+#   *.whl, *.tar.gz             wheel and source distribution
+#   *.tgz, *-image.tar          Helm chart, and the image of the pods ("IMAGE=no": without)
+#   ocigpu-VERSION.cdx.json     what of others is in it (CycloneDX)
+#   dists/, rpm/                an apt repository with a suite for each of SUITES, a dnf repository for each Python
+#   ocigpu-archive-keyring.asc  the public part of KEY, whose secret part has signed the repositories and SHA256SUMS
+#   SHA256SUMS                  of all files beside it, which packaging/get reads
+#
+# Each suite's packages are built in a root of that suite, from what is committed and nothing else: two runs give the same
+# bytes, but for signatures.  KEY: fingerprint of a key of gpg (GNUPGHOME); without it nothing is signed.
+# Needs root, mmdebstrap, the registries of Debian and PyPI; some ten minutes for each suite the first time.
+set -euo pipefail
+umask 022
+cd "$(dirname "$0")/.."
+target=release
+# shellcheck source=tests/grounds/roots.sh
+. tests/grounds/roots.sh
+
+build_in() { # ROOT RUN WHAT...: as process of a mount namespace of its own, with what is committed on descriptor 0
+  local root=$1 run=$2 made=build/packages
+  mount --make-rprivate /
+  mkdir -p "$root.release/packages" "$root.release/cache" "$run/root" "$run/upper" "$run/work" "$run/tmp"
+  mount -t overlay overlay -o "lowerdir=$root,upperdir=$run/upper,workdir=$run/work" "$run/root"
+  mount --bind "$run/tmp" "$run/root/tmp"
+  mkdir -p "$run/root/root/ocigpu/$made" "$run/root/root/.cache" "$run/root/root/made"
+  # libraries and the interpreter that is kept started, by the sums of what they are made of
+  mount --bind "$root.release/packages" "$run/root/root/ocigpu/$made"
+  mount --bind "$root.release/cache" "$run/root/root/.cache"
+  mount --bind "$out" "$run/root/root/made"
+  tar -x --no-same-owner -C "$run/root/root/ocigpu"
+  in_root "$run/root" env -C /root/ocigpu "SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH" "SNAPSHOT=${SNAPSHOT:-yes}" \
+    bash packaging/release.sh --here "${@:3}" </dev/null >&2
+}
+
+build_here() { # deb|rpm|python|image...: in a root, as in this directory; what is made goes to /root/made
+  local word place
+  for word; do
+    case $word in
+      deb | rpm)
+        rm -f build/packages/ocigpu*
+        make "$word"
+        mv -n build/packages/ocigpu*."$word" /root/made # NVIDIA's names are there from the first suite, if at all
+        ;;
+      image)
+        make image
+        mv build/ocigpu-*-image.tar /root/made
+        ;;
+      python)
+        place=$(mktemp -d)
+        python3 -m venv "$place/venv"
+        packaging/by-hash.sh "$place/venv/bin/pip" install requirements-build.txt
+        "$place/venv/bin/python" -c 'import sys
+from setuptools import build_meta
+directory = sys.argv[1] # they change it
+for build in (build_meta.build_sdist, build_meta.build_wheel): build(directory)' "$place"
+        tar -xzf "$place"/ocigpu-*.tar.gz -C "$place"
+        pack "$place"/ocigpu-*/ >"/root/made/$(basename "$place"/ocigpu-*.tar.gz)"
+        mv "$place"/*.whl /root/made
+        rm -rf "$place"
+        ;;
+    esac
+  done
+}
+
+pack() { # DIRECTORY [NAME]: prints it as an archive that does not know who made it
+  local directory=${1%/}
+  tar --sort=name --format=gnu --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" \
+    --transform="s|^${directory##*/}|${2:-${directory##*/}}|" -C "${directory%/*}" -c "${directory##*/}" | gzip -9n
+}
+
+case ${1:-} in
+  --here) build_here "${@:2}"; exit ;;
+  --in) build_in "${@:2}"; exit ;;
+esac
+
+version=${1:-}
+is=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' ocigpu/__init__.py)
+[ "$version" = "$is" ] || die "VERSION=$version is asked for, and ocigpu/__init__.py says $is"
+grep -q "^## $version - 20" CHANGELOG.md || die "CHANGELOG.md has no heading '## $version - DATE'"
+[ -z "$(git status --porcelain)" ] || die 'there are changes that are not committed: git status'
+[ "$(id -u)" -eq 0 ] || die 'needs root'
+[ -z "${KEY:-}" ] || gpg --batch --list-secret-keys "$KEY" >/dev/null 2>&1 || die "KEY=$KEY: gpg has no such secret key"
+need mmdebstrap mmdebstrap apt-ftparchive apt-utils createrepo_c createrepo-c gpg gnupg
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+export SOURCE_DATE_EPOCH out=$PWD/build/release/$version
+rm -rf "$out"
+mkdir -p "$out" "$grounds"
+trap 'rm -rf --one-file-system "${run:-$out.sums}"' EXIT
+trap 'exit 130' INT TERM
+exec 9>"$grounds/lock"
+flock 9 # make test-grounds may be about to make these roots
+all='python image'
+[ "${IMAGE:-yes}" != no ] || all=python
+for suite in ${SUITES:-bookworm trixie sid}; do
+  root=$(keep_ground "$suite")
+  before=$(cd "$out" && ls)
+  run=$(mktemp -d "$grounds/run.XXXXXX")
+  # shellcheck disable=SC2086 # a list of words
+  git archive HEAD | unshare --mount packaging/release.sh --in "$root" "$run" deb rpm $all
+  rm -rf --one-file-system "$run"
+  all=''
+  mapfile -t made < <(cd "$out" && { comm -13 <(echo "$before") <(ls) && ls ocigpu-nvidia-names_*.deb; } | sort -u)
+  packaging/repositories.sh "$out" "$suite" "${made[@]}"
+done
+pack packaging/kubernetes/chart ocigpu >"$out/ocigpu-$version.tgz"
+venv=$(mktemp -d)
+python3 -m venv "$venv"
+packaging/by-hash.sh "$venv/bin/pip" install requirements-release.txt
+"$venv/bin/python" packaging/sbom.py "$version" "$SOURCE_DATE_EPOCH" >"$out/ocigpu-$version.cdx.json"
+rm -rf "$venv"
+(cd "$out" && find . -maxdepth 1 -type f -name 'ocigpu*' -printf '%P\n' | LC_ALL=C sort | xargs sha256sum) >"$out.sums"
+mv "$out.sums" "$out/SHA256SUMS"
+if [ -n "${KEY:-}" ]; then
+  gpg --batch --quiet --local-user "$KEY" --armor --detach-sign "$out/SHA256SUMS"
+else
+  echo 'release: nothing is signed (KEY=FINGERPRINT): apt and dnf want it told that they may trust it' >&2
+fi
+echo "$out"
