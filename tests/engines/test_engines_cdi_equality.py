@@ -85,13 +85,16 @@ def fedora_like(session_directory: Path, rootfs: Callable[[str], Path]) -> Itera
 
 
 def settings_of(host: Host, runtime: str, specs: Path | None) -> dict[str, str]:
-    """Return the environment of the shim: hook mode, or mode cdi with a directory of specifications."""
+    """Return the environment of the shim: hook mode, or mode cdi with a directory of specifications.
+
+    Hook mode runs ldconfig, as the hooks of specifications do; a merged cache is compared with that elsewhere
+    (test_engines_spec_mode.py, test_engines_loader_cache.py).
+    """
     environment = host.host.environment(host.environment, runtime)
-    if specs is None:
-        return environment
-    path = specs / f"{runtime}.toml"
+    path = (specs or host.cdi.parent) / f"{runtime}.toml"
     text = Path(environment["OCIGPU_CONFIG"]).read_text()
-    path.write_text(f'mode = "cdi"\ncdi.spec-dirs = ["{specs}"]\n{text}')
+    mode = f'mode = "cdi"\ncdi.spec-dirs = ["{specs}"]' if specs else 'mode = "hook"\nloader-cache = "ldconfig"'
+    path.write_text(f"{mode}\n{text}")
     path.chmod(0o644)
     return {**environment, "OCIGPU_CONFIG": str(path)}
 
