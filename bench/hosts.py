@@ -16,7 +16,9 @@ from ocigpu.system import libc
 
 REPOSITORY = Path(__file__).parent.parent
 PROGRAMS = os.environ.get("PROGRAMS") or str(REPOSITORY / ".venv/bin")
-SHIM, HOOK, OCIGPU = (f"{PROGRAMS}/{name}" for name in ("ocigpu-runtime", "ocigpu-hook", "ocigpu"))
+SHIM, HOOK, OCIGPU, CONTAINER_CLI = (
+    f"{PROGRAMS}/{name}" for name in ("ocigpu-runtime", "ocigpu-hook", "ocigpu", "ocigpu-container-cli")
+)
 PYTHON = str(REPOSITORY / ".venv/bin/python")
 MODES = {
     "hook": 'mode = "hook"',
