@@ -131,6 +131,7 @@ STARTS = pytest.mark.parametrize(
         ["ocigpu-runtime", "create", "--bundle", "BUNDLE", "c1"],
         ["ocigpu-runtime", "--version"],
         ["ocigpu-runtime", "kill", "c1"],
+        ["ocigpu-container-cli", "info"],
     ],
     ids=lambda words: " ".join(words[-4:]),
 )

@@ -138,7 +138,7 @@ KEYS = (
     Key(
         "features.no-snapshot",
         "bool",
-        "run shim and hook in the ordinary Python, not in the one that packages keep started",
+        "run shim, hook and ocigpu-container-cli in the ordinary Python, not in the one that packages keep started",
     ),
     Key("cdi.spec-dirs", "paths", "directories of CDI specifications; a later one wins"),
     Key("cdi.default-kind", "string", "CDI kind, vendor/class, of devices named without one"),
