@@ -22,7 +22,8 @@ target=release
 build_in() { # ROOT RUN WHAT...: as process of a mount namespace of its own, with what is committed on descriptor 0
   local root=$1 run=$2 made=build/packages
   mount --make-rprivate /
-  mkdir -p "$root.release/packages" "$root.release/cache" "$run/root" "$run/upper" "$run/work" "$run/tmp"
+  mkdir -p "$root.release/packages" "$root.release/cache" "$run/root" "$run/upper" "$run/work"
+  mkdir -m 1777 "$run/tmp" # apt checks signatures as a user of its own
   mount -t overlay overlay -o "lowerdir=$root,upperdir=$run/upper,workdir=$run/work" "$run/root"
   mount --bind "$run/tmp" "$run/root/tmp"
   mkdir -p "$run/root/root/ocigpu/$made" "$run/root/root/.cache" "$run/root/root/made"
