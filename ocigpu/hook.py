@@ -9,13 +9,14 @@ The hooks of CDI specifications have the vendor's names and run at another stage
 
 import os
 
-from ocigpu import ORDINARY
+from ocigpu import ORDINARY, version_line
 from ocigpu.bundle.document import check_can_have_gpus, read_config
 from ocigpu.core.config_json import Document, mount_points, rootfs_path
 from ocigpu.core.errors import UsageError, quoted
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
 from ocigpu.entry.state import parse_state, read_state
+from ocigpu.gpus.vendors import make_plan, parse_request, read_facts
 from ocigpu.system.files import file_state
 from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, say, step, trace_problem
 from ocigpu.system.settings_file import is_snapshot_refused, read_settings
@@ -99,8 +100,6 @@ def print_about(command: str, stub: str) -> None:
         with open(f"{os.path.dirname(__file__)}/entry/hook_usage.txt", encoding="utf-8") as file:
             print(file.read(), end="")
     else:
-        from ocigpu import version_line
-
         print(version_line(stub, PROGRAM))
 
 
@@ -173,7 +172,6 @@ def find_plan(
 
     ``config``: the container's.  Raises OcigpuError for a request that cannot be granted.
     """
-    from ocigpu.gpus.vendors import make_plan, read_facts
     from ocigpu.provision.image import read_rootfs_facts
 
     if facts is None:
@@ -203,7 +201,6 @@ def run_prestart(
     ``caller``: the hook's process, if it is not this one.  Raises OcigpuError after all changes were undone.
     """
     from ocigpu.gpus.request import check_without_cdi
-    from ocigpu.gpus.vendors import parse_request
 
     if trace := get_trace():
         trace.name(state_text)

@@ -8,12 +8,13 @@ import os
 import stat
 import time
 
-from ocigpu import ORDINARY
+from ocigpu import ORDINARY, RUNTIME_SPEC, version_line
 from ocigpu.bundle.policy import find_hook, hook_path, owns_device_policy
-from ocigpu.core.config_json import SEARCH_PATH, is_stub
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.config_json import CDI_DEVICES, DECLARED, SEARCH_PATH, get_object, is_stub
+from ocigpu.core.errors import MAKE_NODES, CdiError, HostError, OcigpuError
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
+from ocigpu.entry.pass_through import remember
 from ocigpu.system import signals
 from ocigpu.system.log import Log, begin_trace, get_trace, mark, no_answer, report_failure, step, trace_problem
 from ocigpu.system.settings_file import is_snapshot_refused, read_settings
@@ -61,8 +62,6 @@ def main(argv: list[str]) -> int:
         check_no_loop()
         with step("find-runtime", ", ".join(settings.runtime_runtimes)):
             runtime = find_runtime(settings, argv[0])
-        from ocigpu.entry.pass_through import remember
-
         remember(runtime, settings, begin_ns)  # after every command, for the next start
         if creates:
             task = edit_bundle(arguments, settings, argv[0], log)
@@ -88,8 +87,6 @@ def main(argv: list[str]) -> int:
 
 def print_version(stub: str) -> None:
     """Print the lines before the low-level runtime's own version; the stub prints the same if it needs no Python."""
-    from ocigpu import RUNTIME_SPEC, version_line
-
     try:
         os.write(1, f"{version_line(stub, PROGRAM)}\nspec: {RUNTIME_SPEC}\n\n".encode())
     except OSError:  # standard output is closed: the low-level runtime reports that
@@ -128,7 +125,6 @@ def edit_bundle(arguments: Arguments, settings: Settings, stub: str, log: Log) -
     """
     from ocigpu.bundle.document import check_can_have_gpus, read_config, write_config
     from ocigpu.bundle.edit import take_back
-    from ocigpu.core.config_json import CDI_DEVICES, DECLARED, get_object
     from ocigpu.gpus.vendors import parse_request
 
     where = os.path.join(arguments.bundle, arguments.config)
@@ -245,7 +241,6 @@ def inject_devices(
     from ocigpu.bundle.inject import edit_of_devices, leave_volumes, put_devices
     from ocigpu.bundle.rootfs import NeedsHookError
     from ocigpu.cdi.registry import read_registry
-    from ocigpu.core.errors import MAKE_NODES, CdiError, HostError
     from ocigpu.gpus.fingerprint import ANNOTATION, stale_reasons
 
     names = request.cdi_devices

@@ -16,7 +16,8 @@ from ocigpu.bundle.rootfs import NeedsHookError, RootDirectory, find_covers, res
 from ocigpu.core import rawjson
 from ocigpu.core.config_json import Document, get_list, get_object, has_user_namespace, map_inside, rootfs_path
 from ocigpu.gpus.cached import find_answer
-from ocigpu.provision.image import has_compat, read_layout
+from ocigpu.gpus.vendors import make_plan, read_facts
+from ocigpu.provision.image import has_compat, read_image_facts, read_layout
 from ocigpu.provision.inside import exists_inside, status_inside
 from ocigpu.system.files import draft_name, is_draft_left, is_open_to_all
 from ocigpu.system.log import get_trace, mark, step
@@ -245,8 +246,6 @@ def find_kept(
 
 def make_declared(root_fd: int, request: "Request", settings: "Settings") -> Declared:
     from ocigpu.bundle.from_plan import declare
-    from ocigpu.gpus.vendors import make_plan, read_facts
-    from ocigpu.provision.image import read_image_facts
 
     with step("facts", settings.driver_root):
         facts = read_facts(settings, request.vendors)

@@ -4,6 +4,7 @@ import os
 import stat
 
 from ocigpu.bundle.edit import NODE_OPTIONS, ConfigEdit, put
+from ocigpu.bundle.rootfs import find_cover, find_covers, leads_elsewhere, resolver
 from ocigpu.core.cdi_names import HOOK_STAGES
 from ocigpu.core.config_json import (
     HOOK_ENVIRONMENT,
@@ -16,6 +17,7 @@ from ocigpu.core.config_json import (
 )
 from ocigpu.core.errors import MAKE_NODES, CdiError, SpecError, quoted
 from ocigpu.system.files import is_open_to_all, why_replaceable
+from ocigpu.system.paths import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -250,9 +252,6 @@ def leave_volumes(config: "dict[str, Any]", edit: ConfigEdit, bundle: str) -> "t
     A target that exists is only mounted on.  Raises CdiError OCIGPU-MNT-4 for nodes, and for mounts that are not
     optional.
     """
-    from ocigpu.bundle.rootfs import find_cover, find_covers, leads_elsewhere, resolver
-    from ocigpu.system.paths import opened
-
     own = {mount["destination"] for mount in edit.mounts}
     mounts = [mount for mount in get_list(config, "mounts") if isinstance(mount, dict)]
     volumes = [

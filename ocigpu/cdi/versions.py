@@ -1,5 +1,7 @@
 """Versions of the CDI specification: which exist, which one a specification needs, which engines accept it."""
 
+import os
+
 from ocigpu.core.record import NamedTuple
 
 TYPE_CHECKING = False
@@ -62,7 +64,6 @@ def requirements(spec: "dict[str, Any]") -> "tuple[Requirement, ...]":
 
 def read_engines() -> "tuple[Engine, ...]":
     """Return the specification versions that releases of engines accept: engines.toml."""
-    import os
     import tomllib
 
     with open(os.path.join(os.path.dirname(__file__), "engines.toml"), "rb") as file:

@@ -11,6 +11,8 @@ Every code is listed in :data:`ocigpu.core.codes.CODES` with its cause and fix.
 import errno
 import os
 
+from ocigpu import __version__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -152,8 +154,6 @@ def how_to_install(part: str) -> str:
     if "/lib/ocigpu/versions/" in place:
         more = "" if part == "cli" else " WITH_KUBERNETES=1"
         return f"In a clone of this version: make install{more}."
-    from ocigpu import __version__
-
     return f"Install the wheel with that part: pip install './ocigpu-{__version__}-py3-none-any.whl[{part}]'"
 
 

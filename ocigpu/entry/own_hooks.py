@@ -22,7 +22,9 @@ from ocigpu.cdi.hook_words import (
 from ocigpu.core.config_json import get_list, get_object, is_path, rootfs_path
 from ocigpu.core.errors import HostError, OcigpuError
 from ocigpu.core.record import NamedTuple
+from ocigpu.gpus.cached import read_facts, read_stamp
 from ocigpu.hook import split_options
+from ocigpu.provision.image import ContainerNode
 from ocigpu.provision.inside import exists_inside
 from ocigpu.provision.loader import COMPAT_CONF, read_loader_facts
 from ocigpu.system.log import step
@@ -224,8 +226,6 @@ def _find_declared(
 
 
 def _kept_stamp(settings: "Settings") -> str:
-    from ocigpu.gpus.cached import read_facts, read_stamp
-
     stamp = read_stamp(settings)
     if not stamp:
         try:
@@ -257,7 +257,6 @@ def _declare(
     from ocigpu.entry.cdi_hook import read_driver_proc
     from ocigpu.entry.cdi_hook_plan import HookFacts, gpu_minors, plan_hooks
     from ocigpu.provision.compat import read_compat
-    from ocigpu.provision.image import ContainerNode
     from ocigpu.provision.sonames import SonameLinks
 
     links = [link for command in own.commands if isinstance(command, CreateSymlinks) for link in command.links]

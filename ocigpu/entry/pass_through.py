@@ -21,6 +21,7 @@ import time
 from ocigpu.core.config_json import DECLARED, SEARCH_PATH
 from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.core.tokens import MOUNT_DIRECTORIES
+from ocigpu.core.vendors import VENDORS
 from ocigpu.system.store import open_cache, prune_cache, read_cached, write_cached
 
 TYPE_CHECKING = False
@@ -139,8 +140,6 @@ def find_words(settings: "Settings") -> list[str]:
 
     They also occur in one that was edited in mode spec for an earlier request.
     """
-    from ocigpu.core.vendors import VENDORS
-
     swarm = filter(None, (name.strip() for name in settings.swarm_resource.split(",")))
     mount = os.path.basename(MOUNT_DIRECTORIES[0])
     return sorted(

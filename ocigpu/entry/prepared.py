@@ -19,11 +19,13 @@ Only for root of the machine, in a directory that only root can enter.
 """
 
 import errno
+import gc
 import os
 import sys
 import time
 
-from ocigpu.core.config_json import HOOK_ENVIRONMENT
+from ocigpu.core.config_json import HOOK_ENVIRONMENT, rootfs_path
+from ocigpu.core.errors import OcigpuError
 from ocigpu.core.record import NamedTuple
 from ocigpu.system import signals
 from ocigpu.system.log import get_trace, mark, step, trace_problem
@@ -208,15 +210,11 @@ def _end_with(parent: int, number: int) -> None:
 
 def _prepare(task: Task) -> "Ready | None":
     """Make the plan and open what it needs of the host; returns None on any error, which the hook will report."""
-    import gc
-
     gc.disable()
     os.environ.clear()
     for entry in HOOK_ENVIRONMENT:
         name, _, value = entry.partition("=")
         os.environ[name] = value
-    from ocigpu.core.config_json import rootfs_path
-    from ocigpu.core.errors import OcigpuError
     from ocigpu.gpus.cached import KEPT, read_proved
     from ocigpu.hook import Ready, find_plan
     from ocigpu.provision.apply import start_worker

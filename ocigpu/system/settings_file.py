@@ -5,6 +5,7 @@ import os
 from binascii import crc32
 
 from ocigpu import is_snapshot
+from ocigpu.core import rawjson
 from ocigpu.core.errors import SettingsError
 from ocigpu.core.settings import DEFAULT_PATH, Settings, parse_settings
 from ocigpu.system.files import open_regular, read_bounded, why_replaceable, why_untrusted
@@ -91,8 +92,6 @@ def parse_toml(data: bytes) -> "dict[str, Any]":
 
 def _parse_kept(data: bytes, directory: int, keep: bool) -> "dict[str, Any]":
     """Return what :func:`parse_toml` would, from the cache where that has the same bytes: no date is trusted."""
-    from ocigpu.core import rawjson
-
     name = f"{PREFIX}{crc32(data):08x}"
     kept = read_kept(directory, name, 2)
     try:

@@ -14,6 +14,7 @@ too.
 
 # ruff: noqa: F403, F405 - the names are in __all__
 
+import _thread
 import os
 import time
 
@@ -40,8 +41,6 @@ class Deadline:
     """A thread that calls ``report`` and ends the process with status 1 when time is over."""
 
     def __init__(self, report: "Callable[[], object]", seconds: float = SECONDS) -> None:
-        import _thread  # a part of the interpreter, loaded in any case
-
         self.end = time.monotonic() + seconds
         self._report, self._lock, self._pid = report, _thread.allocate_lock(), os.getpid()
         self._lock.acquire()
