@@ -1,11 +1,17 @@
 """Whether an image's loader cache names all that ldconfig would find in the image now.
 
 The cache must not be older than what it was made of: /etc/ld.so.conf, the files that this includes, and the directories
-that the loader searches.  Whatever adds, removes or replaces a library there changes the time of its directory.  Equal
-times count as current, because archives have whole seconds, and a reproducible image has one time for everything.
+that the loader searches.  Whatever adds, removes or replaces a name in such a directory changes the directory's time.
+A link on the path of one, at any point of a chain of links, is compared by its own time: one that leads elsewhere now
+is a new link.  Equal times count as current, because archives have whole seconds, and a reproducible image has one time
+for everything.
+
+What this does not see: a library that is a link to a file outside these directories, where only that file has changed;
+a mount over that file; a searched directory whose parent was moved away and replaced by an older one.
 
 The image is hostile: see :mod:`ocigpu.provision.inside`.  It can set all these times, and by that hide its own
-libraries from its own loader, which it can do anyway.
+libraries from its own loader, which it can do anyway.  It cannot make this long: files, directories, texts and steps
+along paths are counted over the whole inspection, and the cache counts as stale beyond a limit.
 """
 
 import os
@@ -13,12 +19,12 @@ import stat
 
 from ocigpu.core.errors import quoted
 from ocigpu.gpus.libraries.ldcache import HEADER, NEW_MAGIC, OLD_ENTRY, OLD_HEADER, OLD_MAGIC
-from ocigpu.provision.inside import list_inside, open_file_inside, resolve_inside, status_inside
-from ocigpu.system.paths import opened
+from ocigpu.provision.inside import list_inside, look_inside, open_file_inside, status_inside
+from ocigpu.system.paths import MAX_LINKS, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable
 
 LD_CACHE = "/etc/ld.so.cache"
 LD_SO_CONF = "/etc/ld.so.conf"
@@ -30,10 +36,18 @@ HWCAPS = "glibc-hwcaps"
 """Directory of variants of libraries for newer processors, in a searched one (glibc's elf/dl-hwcaps.h)."""
 MAX_CACHE = 8 << 20
 MAX_CONF = 1 << 16
+"""Bytes of ld.so.conf and the files beside it, together."""
 MAX_CONF_FILES = 64
 MAX_HWCAPS = 16
 MAX_DIRECTORIES = 128
+"""Directories that the loader searches; one that is named twice counts twice."""
 MAX_MOUNTS = 64
+MAX_PATH = 4096
+"""PATH_MAX of include/uapi/linux/limits.h: no path of so many bytes can be opened."""
+MAX_COMPONENTS = 64
+"""Components of one path, those of its links included."""
+MAX_STEPS = 2000
+"""Components of all paths together, those of links included: each may be a look-up."""
 _OF_KERNEL = ("/proc", "/sys", "/dev")
 _OF_ENGINE = frozenset(("/etc/hosts", "/etc/hostname", "/etc/resolv.conf"))
 """What nearly every container has mounted, and no loader searches."""
@@ -65,23 +79,17 @@ def _check(root_fd: int, triplet: str, mounts: "Iterable[str]") -> None:
         status = os.fstat(cache_fd)
         if status.st_size > MAX_CACHE or not _has_known_format(cache_fd):
             raise _StaleError(f"{LD_CACHE} has another format, or over {MAX_CACHE >> 20} MiB")
-    made = status.st_mtime_ns
-    directories = dict.fromkeys((*DEFAULT_DIRECTORIES, f"/lib/{triplet}", f"/usr/lib/{triplet}"))
-    directories.update(dict.fromkeys(_read_conf(root_fd, made)))
-    if len(directories) > MAX_DIRECTORIES:
-        raise _StaleError(f"the loader searches over {MAX_DIRECTORIES} directories")
-    seen: set[tuple[int, int]] = set()
-    read = [LD_CACHE, LD_SO_CONF, CONF_DIRECTORY]
+    reader = _Reader(root_fd, status.st_mtime_ns)
+    directories = [*DEFAULT_DIRECTORIES, f"/lib/{triplet}", f"/usr/lib/{triplet}", *reader.read_conf()]
+    places = {reader.follow(path)[0] for path in (LD_CACHE, LD_SO_CONF, CONF_DIRECTORY)}
     for path in directories:
-        found = status_inside(root_fd, path)
-        if found is None:  # a mount may bring it
-            read.append(path)
-        elif (found.st_dev, found.st_ino) not in seen:
-            seen.add((found.st_dev, found.st_ino))
-            read.append(path)
-            _compare(found, path, made)
-            _compare_below(root_fd, f"{path}/{HWCAPS}", made)
-    _check_mounts(root_fd, mounts, read)
+        place, found = reader.follow(path)
+        if place not in places:
+            places.add(place)  # a missing one too: a mount may bring it
+            if found is not None:
+                reader.compare(found, path)
+                places.update(reader.compare_variants(f"{place}/{HWCAPS}"))
+    _check_mounts(reader, mounts, places)
 
 
 def _has_known_format(fd: int) -> bool:
@@ -93,101 +101,152 @@ def _has_known_format(fd: int) -> bool:
     return len(head) == HEADER and head.startswith(NEW_MAGIC)
 
 
-def _compare(status: os.stat_result, path: str, made: int) -> None:
-    if status.st_mtime_ns > made:
-        raise _StaleError(f"{quoted(path)} is newer than {LD_CACHE}")
+class _Reader:
+    """Reads an image within limits over the whole inspection; ``made``: the cache's time.
 
+    What is beyond a limit, or newer than the cache, raises _StaleError.
+    """
 
-def _compare_below(root_fd: int, path: str, made: int) -> None:
-    """Compare a directory, if it is there, and those in it."""
-    found = status_inside(root_fd, path)
-    if found is None or not stat.S_ISDIR(found.st_mode):
-        return
-    _compare(found, path, made)
-    names = list_inside(root_fd, path)
-    if len(names) > MAX_HWCAPS:
-        raise _StaleError(f"{quoted(path)} has over {MAX_HWCAPS} names")
-    for name in names:
-        if (below := status_inside(root_fd, f"{path}/{name}")) is not None:
-            _compare(below, f"{path}/{name}", made)
+    def __init__(self, root_fd: int, made: int) -> None:
+        self._root_fd, self._made = root_fd, made
+        self._known: dict[str, tuple[os.stat_result | None, str]] = {}
+        self._steps = self._text = 0
 
+    def compare(self, status: os.stat_result, path: str) -> None:
+        """Raise _StaleError if a file is newer than the cache."""
+        if status.st_mtime_ns > self._made:
+            raise _StaleError(f"{quoted(path)} is newer than {LD_CACHE}")
 
-def _read_conf(root_fd: int, made: int) -> list[str]:
-    """Return the directories that ld.so.conf and the files beside it name; raises _StaleError for an unusual one."""
-    found: list[str] = []
-    included = False
-    for line in _lines(root_fd, LD_SO_CONF, made):
-        word, *patterns = line.split()
-        if word == "include" and len(patterns) == 1 and patterns[0] in INCLUDED:
-            included = True
-        else:
-            found.append(_directory(line, LD_SO_CONF))
-    status = status_inside(root_fd, CONF_DIRECTORY) if included else None
-    if status is None:
+    def follow(self, path: str, links_count: bool = True) -> tuple[str, os.stat_result | None]:
+        """Return where a path leads in the image, and what is there, None if missing.
+
+        The place is a text without links, to be compared; the end of a missing one is kept.  ``links_count``: the links
+        on the way must not be newer than the cache.
+        """
+        todo, here, links = _parts(path), "", 0
+        while todo:
+            name = todo.pop()
+            if name == "..":
+                here = here.rpartition("/")[0]
+                continue
+            at = f"{here}/{name}"
+            status, target = self._look(at)
+            if status is None or not target:
+                here = at
+                continue
+            if links_count:
+                self.compare(status, at)
+            links += 1
+            if links > MAX_LINKS:
+                return at, None
+            if target[0] == "/":
+                here = ""
+            todo += _parts(target)
+            if here.count("/") + len(todo) > MAX_COMPONENTS:
+                raise _too_long(path)
+        return here, self._look(here or "/")[0]
+
+    def _look(self, path: str) -> tuple[os.stat_result | None, str]:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise _StaleError("the paths that the loader searches are too many, or too long")
+        if path not in self._known:
+            self._known[path] = look_inside(self._root_fd, path)
+        return self._known[path]
+
+    def compare_variants(self, path: str) -> list[str]:
+        """Compare a directory, if it is there, and those in it; return where they all are."""
+        place, found = self.follow(path)
+        places = [place]
+        if found is None or not stat.S_ISDIR(found.st_mode):
+            return places
+        self.compare(found, path)
+        names = list_inside(self._root_fd, place)
+        if len(names) > MAX_HWCAPS:
+            raise _StaleError(f"{quoted(path)} has over {MAX_HWCAPS} names")
+        for name in names:
+            below, status = self.follow(f"{place}/{name}")
+            places.append(below)
+            if status is not None:
+                self.compare(status, f"{path}/{name}")
+        return places
+
+    def read_conf(self) -> list[str]:
+        """Return the directories that ld.so.conf and the files beside it name; an unusual one is stale."""
+        found: list[str] = []
+        included = False
+        for line in self._lines(LD_SO_CONF):
+            word, *patterns = line.split()
+            if word == "include" and len(patterns) == 1 and patterns[0] in INCLUDED:
+                included = True
+            else:
+                _add_directory(found, line, LD_SO_CONF)
+        status = status_inside(self._root_fd, CONF_DIRECTORY) if included else None
+        if status is None:
+            return found
+        self.compare(status, CONF_DIRECTORY)
+        names = list_inside(self._root_fd, CONF_DIRECTORY)
+        if len(names) > MAX_CONF_FILES:
+            raise _StaleError(f"{CONF_DIRECTORY} has over {MAX_CONF_FILES} files")
+        for name in names:
+            if name[0] != "." and name.endswith(".conf"):
+                path = f"{CONF_DIRECTORY}/{name}"
+                for line in self._lines(path):
+                    _add_directory(found, line, path)
         return found
-    _compare(status, CONF_DIRECTORY, made)
-    names = list_inside(root_fd, CONF_DIRECTORY)
-    if len(names) > MAX_CONF_FILES:
-        raise _StaleError(f"{CONF_DIRECTORY} has over {MAX_CONF_FILES} files")
-    for name in names:
-        if name[0] == "." or not name.endswith(".conf"):
-            continue
-        path = f"{CONF_DIRECTORY}/{name}"
-        found += [_directory(line, path) for line in _lines(root_fd, path, made)]
-    return found
+
+    def _lines(self, path: str) -> list[str]:
+        """Return the lines of a file, none if it is missing, without comments and empty ones."""
+        fd = open_file_inside(self._root_fd, path, os.O_NOFOLLOW)
+        if fd < 0:
+            if status_inside(self._root_fd, path, os.O_NOFOLLOW) is None:
+                return []
+            raise _StaleError(f"{quoted(path)} is not a file that can be read")
+        with opened(fd):
+            self.compare(os.fstat(fd), path)
+            try:
+                data = os.pread(fd, MAX_CONF + 1, 0)
+                text = data.decode()
+            except (OSError, UnicodeDecodeError):  # on a broken file system
+                raise _StaleError(f"{quoted(path)} is not a text") from None
+        self._text += len(data)
+        if self._text > MAX_CONF:
+            raise _StaleError(f"the loader's configuration has over {MAX_CONF >> 10} KiB")
+        lines = (line.partition("#")[0].strip() for line in text.split("\n"))
+        return [line for line in lines if line]
 
 
-def _directory(line: str, path: str) -> str:
-    """Return the directory that a line names."""
+def _add_directory(found: list[str], line: str, path: str) -> None:
+    """Add the directory that a line of a file names."""
     if line[0] != "/" or any(letter in line for letter in "=\t\0 "):
         raise _StaleError(f"{quoted(path)} has the line {quoted(line)}")
-    return os.path.normpath(line)
+    found.append(line)
+    if len(found) > MAX_DIRECTORIES:
+        raise _StaleError(f"the loader searches over {MAX_DIRECTORIES} directories")
 
 
-def _lines(root_fd: int, path: str, made: int) -> list[str]:
-    """Return the lines of a file, none if it is missing, without comments and empty ones."""
-    fd = open_file_inside(root_fd, path, os.O_NOFOLLOW)
-    if fd < 0:
-        if status_inside(root_fd, path, os.O_NOFOLLOW) is None:
-            return []
-        raise _StaleError(f"{quoted(path)} is not a file that can be read")
-    with opened(fd):
-        _compare(os.fstat(fd), path, made)
-        try:
-            text = os.pread(fd, MAX_CONF + 1, 0).decode()
-        except (OSError, UnicodeDecodeError):  # on a broken file system
-            raise _StaleError(f"{quoted(path)} is not a text") from None
-    if len(text) > MAX_CONF:
-        raise _StaleError(f"{quoted(path)} has over {MAX_CONF >> 10} KiB")
-    lines = (line.partition("#")[0].strip() for line in text.split("\n"))
-    return [line for line in lines if line]
+def _parts(path: str) -> list[str]:
+    """Return the components of a path, last one first."""
+    # counted before anything is split: a text of JSON may be of any length, and have half of a surrogate pair
+    if path.count("/") > MAX_COMPONENTS or len(path.encode(errors="surrogatepass")) >= MAX_PATH:
+        raise _too_long(path)
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _check_mounts(root_fd: int, mounts: "Iterable[str]", read: "Sequence[str]") -> None:
+def _too_long(path: str) -> _StaleError:
+    return _StaleError(f"the path {quoted(path)} is too long, or has over {MAX_COMPONENTS} components")
+
+
+def _check_mounts(reader: _Reader, mounts: "Iterable[str]", places: "Collection[str]") -> None:
     """Raise _StaleError for a mount that covers what ldconfig reads, or is made in it."""
-    own = [path for path in mounts if not path.startswith(_OF_KERNEL) and path not in _OF_ENGINE]
-    if not own:
-        return
+    own = [path for path in mounts if path not in _OF_ENGINE and not _is_of_kernel(path)]
     if len(own) > MAX_MOUNTS:
         raise _StaleError(f"the container has over {MAX_MOUNTS} mounts")
-    known: dict[str, str] = {}
-    places = {_place(root_fd, path, known) for path in read}
     for path in own:
-        place = _place(root_fd, path, known)
+        place, _ = reader.follow(path, links_count=False)
         if any(f"{one}/".startswith(f"{place}/") or place.startswith(f"{one}/") for one in places):
             raise _StaleError(f"a mount on {quoted(path)} may have libraries")
 
 
-def _place(root_fd: int, path: str, known: dict[str, str]) -> str:
-    """Return where a path leads in the image, also if its end is missing there: a text to be compared.
-
-    ``known``: where directories of missing paths lead.
-    """
-    found, rest = resolve_inside(root_fd, path), ""
-    while not found and path.strip("/"):
-        path, _, name = path.rstrip("/").rpartition("/")
-        rest = f"/{name}{rest}"
-        if path not in known:
-            known[path] = resolve_inside(root_fd, path) if path else ""
-        found = known[path]
-    return f"{found}{rest}"
+def _is_of_kernel(path: str) -> bool:
+    return "/.." not in path and any(path == one or path.startswith(f"{one}/") for one in _OF_KERNEL)

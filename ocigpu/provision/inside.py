@@ -53,6 +53,16 @@ def status_inside(root_fd: int, path: str, flags: int = 0) -> os.stat_result | N
         return None
 
 
+def look_inside(root_fd: int, path: str) -> tuple[os.stat_result | None, str]:
+    """Return the status of a name of the image, None if missing, and where it leads if it is a link, else ""."""
+    try:
+        with opened(open_in_root(root_fd, path, os.O_PATH | os.O_NOFOLLOW)) as fd:
+            status = os.fstat(fd)
+            return status, os.readlink("", dir_fd=fd) if stat.S_ISLNK(status.st_mode) else ""
+    except OSError:  # missing, or a link to it leads nowhere
+        return None, ""
+
+
 def exists_inside(root_fd: int, path: str) -> bool:
     """Tell whether ``path`` leads to anything inside the image."""
     return status_inside(root_fd, path) is not None

@@ -269,6 +269,24 @@ def test_the_loader_cache_is_made_anew_and_put_back_on_failure(before: str | Non
         assert not cache.is_symlink()
 
 
+@pytest.mark.parametrize("how", ["raise", "kill worker"])
+def test_a_restart_that_fails_leaves_the_time_of_a_merged_cache(how: str, host: Path, rootfs: Path) -> None:
+    """Its cache has all entries already, and only its time changes."""
+    cache = rootfs / "etc/ld.so.cache"
+    cache.unlink()
+    merged = RefreshLdCache("", ("/usr/lib64",), "loader", (("libreal.so.1", "/usr/lib64/libreal.so.1", 64),))
+    plan = Plan((merged, make_plan(host).actions[3]))
+    with Lab(rootfs) as lab:
+        assert lab.provision(Plan((merged,))) == ([], "", "")
+        content = cache.read_bytes()
+        os.utime(cache, ns=(5, 5))
+        code = {"raise": "OCIGPU-DEV-3", "kill worker": "OCIGPU-INT-2"}[how]
+        assert lab.provision(plan, fail_at(2, how))[1] == code  # the node that comes after the cache
+        assert (cache.read_bytes(), cache.stat().st_mtime_ns) == (content, 5)
+        assert lab.provision(plan) == ([], "", "")
+        assert (cache.read_bytes(), cache.stat().st_mtime_ns > 5) == (content, True)
+
+
 def test_a_host_without_ldconfig_leaves_a_note(host: Path, rootfs: Path) -> None:
     def hide_ldconfig() -> None:
         ldconfig.CANDIDATES = ("/nonexistent/ldconfig",)

@@ -37,8 +37,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def age(root: Path) -> None:
-    for directory, _, names in os.walk(root, topdown=False):
-        for name in names:
+    for directory, below, names in os.walk(root, topdown=False):
+        for name in (*below, *names):  # links to directories are in the former
             os.utime(f"{directory}/{name}", ns=(BEFORE, BEFORE), follow_symlinks=False)
         os.utime(directory, ns=(BEFORE, BEFORE))
     cache = root / "etc/ld.so.cache"
@@ -215,7 +215,11 @@ def test_a_configuration_that_is_no_file_is_left_to_ldconfig(
         "/with\0nul",
         "/\udcff",
         "x" * (image_cache.MAX_CONF + 1),
-        "\n".join(f"/{number}" for number in range(image_cache.MAX_DIRECTORIES)),
+        "\n".join(f"/{number}" for number in range(image_cache.MAX_DIRECTORIES + 1)),
+        "/usr/lib\n" * (image_cache.MAX_DIRECTORIES + 1),
+        "/" + "x" * (image_cache.MAX_PATH - 1),
+        "/" + "\u00e9" * (image_cache.MAX_PATH // 2),
+        "/x" * (image_cache.MAX_COMPONENTS + 1),
     ],
 )
 @pytest.mark.parametrize("name", ["etc/ld.so.conf", "etc/ld.so.conf.d/one.conf"])
@@ -287,6 +291,9 @@ def test_links_that_lead_nowhere_count_as_missing(root: Path) -> None:
         ("/proc", False),
         ("/sys/fs/cgroup", False),
         ("/dev/shm", False),
+        ("/devel/lib", True),
+        ("/dev/../usr/lib", True),
+        ("/processes", False),
         ("/var/run/secrets/kubernetes.io/serviceaccount", False),
         ("/\0", False),
         ("/" + "x" * 5000, False),
@@ -294,6 +301,7 @@ def test_links_that_lead_nowhere_count_as_missing(root: Path) -> None:
 )
 def test_a_mount_where_libraries_are_is_left_to_ldconfig(mount: str, covers: bool, root: Path) -> None:
     (root / "through").symlink_to("/usr/local")
+    (root / "etc/ld.so.conf.d/devel.conf").write_text("/devel/lib\n")
     age(root)
     assert ("may have libraries" in reason(root, "/proc", mount)) is covers
 
@@ -302,3 +310,114 @@ def test_very_many_mounts_are_not_followed(root: Path) -> None:
     mounts = [f"/data/{number}" for number in range(image_cache.MAX_MOUNTS + 1)]
     assert reason(root, *mounts[1:]) == ""
     assert reason(root, *mounts) == "the container has over 64 mounts"
+
+
+def test_the_longest_line_is_read(root: Path) -> None:
+    lines = ("/" + "x" * (image_cache.MAX_PATH - 2), "/x" * image_cache.MAX_COMPONENTS)
+    (root / "etc/ld.so.conf.d/one.conf").write_text("\n".join(lines))
+    age(root)
+    assert reason(root) == ""
+
+
+@pytest.mark.parametrize("link", ["usr/local/cuda", "etc/alternatives/cuda", "opt/cuda-12/lib64"])
+def test_a_link_on_the_way_that_leads_elsewhere_now_counts(link: str, root: Path) -> None:
+    """As in CUDA's images: only the link and the directory that it lies in are newer."""
+    for name in ("etc/alternatives", "opt/cuda-12/lib", "opt/cuda-13/lib64"):
+        (root / name).mkdir(parents=True)
+    (root / "usr/local/cuda").symlink_to("/etc/alternatives/cuda")
+    (root / "etc/alternatives/cuda").symlink_to("../../../opt/cuda-12")
+    (root / "opt/cuda-12/lib64").symlink_to("lib")
+    (root / "etc/ld.so.conf.d/cuda.conf").write_text("/usr/local/cuda/lib64\n")
+    age(root)
+    assert reason(root) == ""
+    assert "may have libraries" in reason(root, "/opt/cuda-12/lib")
+    os.utime(root / link, ns=(MADE, MADE), follow_symlinks=False)
+    assert reason(root) == ""
+    (root / link).unlink()
+    (root / link).symlink_to("/opt/cuda-13")
+    os.utime(root / link, ns=(AFTER, AFTER), follow_symlinks=False)
+    assert reason(root) == f'"/{link}" is newer than /etc/ld.so.cache'
+
+
+def test_variants_that_are_links_count_with_where_they_lead(root: Path) -> None:
+    (root / "opt/variants").mkdir()
+    (root / LIBRARY_DIRECTORY / "glibc-hwcaps").symlink_to("/opt/variants")
+    age(root)
+    assert reason(root) == ""
+    assert "may have libraries" in reason(root, "/opt/variants")
+    touch(root / "opt/variants", AFTER)
+    assert "glibc-hwcaps" in reason(root)
+
+
+def test_two_dots_after_a_link_are_those_of_its_target(root: Path) -> None:
+    """ldconfig opens the line as it is."""
+    (root / "opt/link").symlink_to("/usr/local/lib")
+    (root / "usr/local/there").mkdir()
+    (root / "etc/ld.so.conf.d/one.conf").write_text("/opt/link/../there\n")
+    age(root)
+    assert reason(root) == ""
+    touch(root / "usr/local/there", AFTER)
+    assert "newer" in reason(root)
+
+
+def many_long_lines(root: Path) -> None:
+    for number in range(8):
+        (root / f"etc/ld.so.conf.d/{number}.conf").write_text(f"/{number}" + "/a" * 30_000)
+
+
+def many_deep_lines(root: Path) -> None:
+    for number in range(8):
+        line = "/a" * (image_cache.MAX_COMPONENTS - 1)
+        (root / f"etc/ld.so.conf.d/{number}.conf").write_text("\n".join(f"/{number}{line}{one}" for one in range(15)))
+
+
+def long_links(root: Path) -> None:
+    (root / "opt/long").symlink_to("x/" * 2000)
+    (root / "etc/ld.so.conf.d/one.conf").write_text("/opt/long\n")
+
+
+def chains_of_links(root: Path) -> None:
+    for number in range(40):
+        (root / f"opt/{number}").symlink_to("./" * 28 + f"../opt/{number + 1}")
+    lines = (f"/opt/0/{number}" for number in range(100))
+    (root / "etc/ld.so.conf.d/one.conf").write_text("\n".join(lines))
+
+
+def links_that_grow(root: Path) -> None:
+    (root / "opt/grow").symlink_to("grow/" + "x/" * 40)
+    (root / "etc/ld.so.conf.d/one.conf").write_text("/opt/grow\n")
+
+
+def many_variants(root: Path) -> None:
+    for number in range(100):
+        for name in range(image_cache.MAX_HWCAPS):
+            (root / f"opt/{number}/glibc-hwcaps/{name}").mkdir(parents=True)
+    (root / "etc/ld.so.conf.d/one.conf").write_text("\n".join(f"/opt/{number}" for number in range(100)))
+
+
+def many_texts(root: Path) -> None:
+    for number in range(8):
+        (root / f"etc/ld.so.conf.d/{number}.conf").write_text("#\n" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [many_long_lines, many_deep_lines, long_links, chains_of_links, links_that_grow, many_variants, many_texts],
+)
+def test_what_an_image_can_multiply_is_counted(
+    build: Callable[[Path], None], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look-up is an open_in_root, with a path of few components."""
+    seen: list[str] = []
+    original = inside.open_in_root
+
+    def count(root_fd: int, path: str, *more: int) -> int:
+        seen.append(path)
+        return original(root_fd, path, *more)
+
+    monkeypatch.setattr(inside, "open_in_root", count)
+    build(root)
+    age(root)
+    assert any(word in reason(root, "/data") for word in ("too long", "too many", "over 64 KiB"))
+    assert len(seen) <= image_cache.MAX_STEPS + 200
+    assert max(path.count("/") for path in seen) <= image_cache.MAX_COMPONENTS

@@ -352,6 +352,12 @@ def with_lying_cache(build: Build, cache: bytes = NEW_MAGIC + bytes(28)) -> Buil
     return built
 
 
+def endless_paths(rootfs: Path, marker: Marker) -> None:
+    (rootfs / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+    for number in range(8):
+        fill(rootfs / f"etc/ld.so.conf.d/{number}.conf", f"/{number}{'/a' * 30_000}\n".encode())
+
+
 def unchanged(_: Path, __: Marker) -> None:
     return
 
@@ -361,6 +367,7 @@ for name, build in {
     "is a FIFO": make_odd("ld.so.conf", os.mkfifo),
     "leads to the host": place_link("etc/ld.so.conf.d", lambda m: m.absolute),
     "names a directory that leads to the host": place_link("usr/local/lib", lambda m: m.relative()),
+    "names paths without end": endless_paths,
 }.items():
     case = f"the cache is newer than all else, and the loader's configuration {name}"
     attack(case, 10, with_lying_cache(build), *CACHE_WRITERS, starts=())

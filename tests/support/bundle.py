@@ -153,13 +153,15 @@ def write_bundle(directory: Path, config: dict[str, Any], rootfs: Path) -> Path:
 
 
 def copy_tree(source: str, target: str) -> None:
-    """Copy a directory as shutil.copytree does, but not the times of its links, in two thirds of the time."""
+    """Copy a directory as shutil.copytree does, links with their times only, in two thirds of the time."""
     os.mkdir(target)
     with os.scandir(source) as entries:
         for entry in entries:
             path = f"{target}/{entry.name}"
             if entry.is_symlink():
                 os.symlink(os.readlink(entry.path), path)
+                time = entry.stat(follow_symlinks=False).st_mtime_ns
+                os.utime(path, ns=(time, time), follow_symlinks=False)  # a cache that is older than a link is stale
             elif entry.is_dir():
                 copy_tree(entry.path, path)
             else:

@@ -132,6 +132,7 @@ def _merge_ld_cache(transaction: Transaction, action: RefreshLdCache, at: At, ke
     # For the next start it is not older than the directories that this one has changed, nor than the image's cache was.
     mtime = max(time.time_ns(), mtime)
     if merged == old:
+        transaction.note("cache", at.path, temp=draft_name(), ino=kept["same"][0], **kept)
         _set_time(at, mtime)
     else:
         draft = draft_name()
