@@ -270,7 +270,8 @@ def test_the_hook_says_the_same(product: Product, words: list[str], state: bytes
         ["list"], ["list", "--libraries", "--compat32"], ["list", "--device=0", "--imex-channel=0"], ["info"],
         ["info", "--csv"], ["--root=/nowhere", "info"], ["--load-kmods", "info"],
         ["configure", "--device=all", "--pid=1", "/nowhere"],
-        ["--help"], ["list", "--help"], ["-V"], ["bogus"], [], ["info", "--bogus"],
+        ["--help"], ["list", "--help"], ["-?"], ["--hel"], ["list", "--hel"], ["-V"], ["--vers"], ["-kV"], ["--usage"],
+        ["-k", "list"], ["bogus"], [], ["info", "--bogus"],
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -17,8 +17,8 @@ from ocigpu.system.log import no_answer
 from ocigpu.system.settings_file import is_snapshot_refused, read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
 
-HELP = {"-h", "--help", "-V", "--version"}
-"""Texts of argparse, as its errors are: each Python has words of its own, so the ordinary interpreter says them."""
+LOADING = {"-k", "--load-kmods"}
+"""Options that may start modprobe, which only the ordinary interpreter can."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,10 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin_deadline(lambda: _report(no_answer(), debug_file))
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        if is_snapshot_refused(os.environ.get("OCIGPU_CONFIG", "")) or (is_snapshot() and HELP.intersection(words)):
+        if is_snapshot_refused(os.environ.get("OCIGPU_CONFIG", "")) or (is_snapshot() and LOADING.intersection(words)):
             return ORDINARY
-        options = parse_options(words)
-        if options.load_kmods and is_snapshot():  # modprobe is started by what it has not
+        try:
+            options = parse_options(words)
+        except UsageError:
+            if is_snapshot():  # argparse's own words differ from Python to Python
+                return ORDINARY
+            raise
+        if options.load_kmods and is_snapshot():
             return ORDINARY
         debug_file = options.debug_file or debug_file
         text = "".join(f"{line}\n" for line in run_command(options, debug_file))
@@ -42,8 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OcigpuError as error:
-        if isinstance(error, UsageError) and is_snapshot():
-            return ORDINARY
         return _report(error, debug_file)
     except Exception as error:  # the last line of defence: a user sees a sentence, not a traceback
         if os.environ.get("OCIGPU_DEBUG") == "1":

@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ocigpu import is_snapshot
 from ocigpu.core.errors import UsageError
 
 PROGRAM = "ocigpu-container-cli"
@@ -46,10 +47,25 @@ class _CommandParser(Parser):
         return options, unknown
 
 
-class _Version(argparse.Action):
-    """``-V``: versions in the vendor's layout, "name: value" lines that scripts parse."""
+class _Text(argparse.Action):
+    """An option that prints a text and ends.  The ordinary interpreter prints it: a snapshot raises UsageError."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_rest: object) -> None:
+        if is_snapshot():
+            raise UsageError("no text in a snapshot")
+        self.tell(parser)
+        parser.exit()
+
+    def tell(self, parser: argparse.ArgumentParser) -> None:
+        """Print the text: the help, unless another class says otherwise."""
+        parser.print_help()
+
+
+class _Version(_Text):
+    """``-V``: versions in the vendor's layout, "name: value" lines that scripts parse."""
+
+    def tell(self, _parser: argparse.ArgumentParser) -> None:
+        """Print the versions."""
         import datetime
         import os
         import platform
@@ -67,13 +83,12 @@ class _Version(argparse.Action):
             ("build flags", ""),
         ):
             print(f"{name}: {value}")
-        parser.exit()
 
 
-class _Usage(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_rest: object) -> None:
+class _Usage(_Text):
+    def tell(self, parser: argparse.ArgumentParser) -> None:
+        """Print one line."""
         parser.print_usage()
-        parser.exit()
 
 
 def parse_options(words: Sequence[str]) -> argparse.Namespace:
@@ -125,7 +140,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-?", "--help", action="help", help="show this help and exit")
+    parser.add_argument("-?", "--help", action=_Text, nargs=0, help="show this help and exit")
     parser.add_argument("--usage", action=_Usage, nargs=0, help="show a short usage message and exit")
     parser.add_argument("-V", "--version", action=_Version, nargs=0, help="show versions and exit")
 
