@@ -4,13 +4,13 @@
 #   *.deb, *.rpm                packages, for the Python of each of SUITES (Debian: bookworm trixie sid)
 #   *.whl, *.tar.gz             wheel and source distribution
 #   *.tgz, *-image.tar          Helm chart, and the image of the pods ("IMAGE=no": without)
-#   ocigpu-VERSION.cdx.json     what of others is in it (CycloneDX)
+#   ocigpu-VERSION.cdx.json     the libraries and sources of others that packages contain (CycloneDX)
 #   dists/, rpm/                an apt repository with a suite for each of SUITES, a dnf repository for each Python
 #   ocigpu-archive-keyring.asc  the public part of KEY, whose secret part has signed the repositories and SHA256SUMS
 #   SHA256SUMS                  of all files beside it, which packaging/get reads
 #
-# Each suite's packages are built in a root of that suite, from what is committed and nothing else: two runs give the same
-# bytes, but for signatures.  KEY: fingerprint of a key of gpg (GNUPGHOME); without it nothing is signed.
+# Each suite's packages are built in a root of that suite, from what is committed and nothing else: with the same roots two
+# runs give the same bytes, but for signatures and the image.  KEY: fingerprint of a key of gpg (GNUPGHOME); without it nothing is signed.
 # Needs root, mmdebstrap, the registries of Debian and PyPI; some ten minutes for each suite the first time.
 set -euo pipefail
 umask 022
@@ -79,7 +79,9 @@ esac
 
 version=${1:-}
 is=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' ocigpu/__init__.py)
-[ "$version" = "$is" ] || die "VERSION=$version is asked for, and ocigpu/__init__.py says $is"
+[ "$version" = "$is" ] || die "VERSION=$version, but ocigpu/__init__.py says $is"
+chart=$(sed -n 's/^\(version\|appVersion\): "\{0,1\}\([^"]*\)"\{0,1\}$/\2/p' packaging/kubernetes/chart/Chart.yaml | sort -u)
+[ "$version" = "$chart" ] || die "VERSION=$version, but packaging/kubernetes/chart/Chart.yaml says $chart"
 grep -q "^## $version - 20" CHANGELOG.md || die "CHANGELOG.md has no heading '## $version - DATE'"
 [ -z "$(git status --porcelain)" ] || die 'there are changes that are not committed: git status'
 [ "$(id -u)" -eq 0 ] || die 'needs root'
@@ -97,6 +99,9 @@ all='python image'
 [ "${IMAGE:-yes}" != no ] || all=python
 for suite in ${SUITES:-bookworm trixie sid}; do
   root=$(keep_ground "$suite")
+  for package in "$out"/ocigpu_*+"$(basename "$(readlink "$root/usr/bin/python3")")"_*.deb; do
+    [ ! -e "$package" ] || die "$suite has the Python of an earlier suite, for which ${package##*/} was built: name one of them (SUITES)"
+  done
   before=$(cd "$out" && ls)
   run=$(mktemp -d "$grounds/run.XXXXXX")
   # shellcheck disable=SC2086 # a list of words
@@ -110,13 +115,16 @@ pack packaging/kubernetes/chart ocigpu >"$out/ocigpu-$version.tgz"
 venv=$(mktemp -d)
 python3 -m venv "$venv"
 packaging/by-hash.sh "$venv/bin/pip" install requirements-release.txt
-"$venv/bin/python" packaging/sbom.py "$version" "$SOURCE_DATE_EPOCH" >"$out/ocigpu-$version.cdx.json"
+mapfile -t musl < <(for package in "$out"/ocigpu_*.deb; do
+  dpkg-deb --fsys-tarfile "$package" | tar -xO --wildcards './usr/share/doc/ocigpu/source/snapshot/musl.txt' 2>/dev/null
+done | sort -u)
+"$venv/bin/python" packaging/sbom.py "$version" "$SOURCE_DATE_EPOCH" "${musl[@]}" >"$out/ocigpu-$version.cdx.json"
 rm -rf "$venv"
 (cd "$out" && find . -maxdepth 1 -type f -name 'ocigpu*' -printf '%P\n' | LC_ALL=C sort | xargs sha256sum) >"$out.sums"
 mv "$out.sums" "$out/SHA256SUMS"
 if [ -n "${KEY:-}" ]; then
   gpg --batch --quiet --local-user "$KEY" --armor --detach-sign "$out/SHA256SUMS"
 else
-  echo 'release: nothing is signed (KEY=FINGERPRINT): apt and dnf want it told that they may trust it' >&2
+  echo 'release: nothing is signed (KEY=FINGERPRINT): apt and dnf refuse the repositories' >&2
 fi
 echo "$out"

@@ -8,7 +8,7 @@ umask 022
 out=$(cd "$1" && pwd) suite=$2
 mapfile -t debs < <(printf '%s\n' "${@:3}" | grep '\.deb$' || true)
 mapfile -t rpms < <(printf '%s\n' "${@:3}" | grep '\.rpm$' || true)
-date=$(LC_ALL=C date -u -d "@${SOURCE_DATE_EPOCH:-$(date +%s)}" '+%a, %d %b %Y %H:%M:%S +0000')
+date=$(LC_ALL=C date -u -d "@${SOURCE_DATE_EPOCH:=$(date +%s)}" '+%a, %d %b %Y %H:%M:%S +0000')
 place=$(mktemp -d "$out/XXXXXX")
 trap 'rm -rf "$place"' EXIT
 
@@ -16,12 +16,14 @@ sign() { # FILE TARGET KIND
   [ -z "${KEY:-}" ] || gpg --batch --yes --quiet --local-user "$KEY" --armor "$3" --output "$2" "$1"
 }
 
+touch --no-create --date="@$SOURCE_DATE_EPOCH" "${debs[@]/#/$out/}" "${rpms[@]/#/$out/}" # createrepo_c notes it
 [ -z "${KEY:-}" ] || gpg --batch --armor --export "$KEY" >"$out/ocigpu-archive-keyring.asc"
 if [ "${#debs[@]}" -gt 0 ]; then
   dists=$out/dists/$suite
   rm -rf "$dists"
   (cd "$out" && ln "${debs[@]}" "$place")
-  for architecture in $(printf '%s\n' "${debs[@]}" | sed -n 's/.*_\(.*\)\.deb$/\1/p' | sort -u | grep -vx all); do
+  for architecture in $(printf '%s\n' "${debs[@]}" | sed -n 's/.*_\(.*\)\.deb$/\1/p' | sort -u | grep -vx all ||
+    { echo "repositories.sh: $suite: no package is for an architecture: ${debs[*]}" >&2; exit 1; }); do
     list=$dists/main/binary-$architecture
     mkdir -p "$list"
     (cd "$place" && apt-ftparchive --arch "$architecture" packages .) | sed 's|^Filename: \./|Filename: |' >"$list/Packages"
@@ -43,6 +45,6 @@ if [ "${#rpms[@]}" -gt 0 ]; then
   mkdir -p "$out/rpm/$python"
   (cd "$out" && ln -f "${rpms[@]}" "rpm/$python")
   createrepo_c --quiet --no-database --simple-md-filenames --general-compress-type=gz \
-    --revision "${SOURCE_DATE_EPOCH:-$(date +%s)}" --set-timestamp-to-revision "$out/rpm/$python"
+    --revision "$SOURCE_DATE_EPOCH" --set-timestamp-to-revision "$out/rpm/$python"
   sign "$out/rpm/$python/repodata/repomd.xml" "$out/rpm/$python/repodata/repomd.xml.asc" --detach-sign
 fi

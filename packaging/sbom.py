@@ -1,7 +1,8 @@
-"""sbom.py VERSION SECONDS: prints what others have made of a release, in CycloneDX 1.6 (JSON), the same each time.
+"""sbom.py VERSION SECONDS MUSL...: prints what packages contain of others, in CycloneDX 1.6 (JSON), the same each time.
 
-Python libraries by the lists of packaging/, and what the interpreter that is kept started is linked from, by
-packaging/snapshot/sources.txt.  SECONDS: since 1970, the time that the document names.
+Python libraries by the lists of packaging/, and what the interpreter that is kept started is linked from: sources by
+packaging/snapshot/sources.txt, and MUSL, "DISTRIBUTION SUITE VERSION", which stubs are linked with, too.  What an image
+has of a system is not in it.  SECONDS: since 1970, the time that the document names.
 """
 
 import datetime
@@ -40,7 +41,14 @@ def read_sources() -> Iterator[Component]:
         yield Component(name=name, version=version, purl=purl, bom_ref=str(purl), external_references=[place])
 
 
-def main(version: str, seconds: str) -> None:
+def read_musl(line: str) -> Component:
+    """Return the C library of the packages of a suite."""
+    distribution, suite, version = line.split()
+    purl = PackageURL("deb", distribution, "musl", version, {"arch": "source", "distro": suite})
+    return Component(name="musl", version=version, purl=purl, bom_ref=str(purl))
+
+
+def main(version: str, seconds: str, *musl: str) -> None:
     """Print the document."""
     components = {
         component.bom_ref.value: component
@@ -48,6 +56,7 @@ def main(version: str, seconds: str) -> None:
             *read_libraries("requirements-kubernetes.txt"),
             *read_libraries("requirements.txt"),  # the last of one name counts: it is required
             *read_sources(),
+            *map(read_musl, musl),
         )
     }
     own = Component(name="ocigpu", version=version, type=ComponentType.APPLICATION, bom_ref=f"ocigpu@{version}")

@@ -157,7 +157,7 @@ def test_the_repositories_are_the_same_each_time_but_for_their_signatures(
     again = tmp_path / "again"
     again.mkdir()
     for path in release.glob("ocigpu*"):
-        shutil.copy2(path, again)
+        shutil.copy(path, again)  # with a time of its own
     publish(again, key)
     assert content(again) == content(release)
 
@@ -177,8 +177,28 @@ def test_dnf_finds_every_package_by_its_sum_in_a_list_that_is_signed(release: Pa
     assert listed == files
 
 
+def test_get_takes_sums_that_the_key_has_signed_and_no_others(
+    release: Path, key: dict[str, str], tmp_path: Path
+) -> None:
+    signed = tmp_path / "signed"
+    signed.mkdir()
+    names = [Path(shutil.copy(path, signed)).name for path in release.glob("*.deb")]
+    sums = signed / "SHA256SUMS"
+    sums.write_text(run(["sha256sum", *names], cwd=signed).stdout)
+    run(["gpg", "--batch", "--local-user", key["KEY"], "--armor", "--detach-sign", sums], env=key)
+    command = [REPOSITORY / "packaging/get", f"--keyring={release}/ocigpu-archive-keyring.asc", signed]
+    assert "to install: " in run(command).stdout
+    sums.write_text("0" * 64 + sums.read_text()[64:])
+    done = run(command, check=False)
+    assert done.returncode == 1
+    assert "not signed by a key of" in done.stderr
+    (signed / "SHA256SUMS.asc").unlink()
+    assert run(command, check=False).returncode == 1
+
+
 def test_the_list_of_others_parts_names_each_library_and_source_with_its_version() -> None:
-    command = [sys.executable, REPOSITORY / "packaging/sbom.py", __version__, "1700000000"]
+    musl = "debian trixie 1.2.5-3"  # as packaging/snapshot/build.sh notes it
+    command = [sys.executable, REPOSITORY / "packaging/sbom.py", __version__, "1700000000", musl]
     text = run(command).stdout
     assert run(command).stdout == text
     told = json.loads(text)
@@ -189,6 +209,7 @@ def test_the_list_of_others_parts_names_each_library_and_source_with_its_version
         assert fixed
         assert dict(fixed).items() <= names.items()
     assert names["python3.13"].startswith("3.13.")
+    assert names["musl"] == "1.2.5-3"
     assert all(PackageURL.from_string(each["purl"]).version == each["version"] for each in told["components"])
 
 
@@ -197,7 +218,7 @@ def test_a_release_has_the_version_of_the_sources(version: str) -> None:
     done = run([REPOSITORY / "packaging/release.sh", version], check=False)
     assert (done.returncode, done.stderr) == (
         2,
-        f"release: VERSION={version} is asked for, and ocigpu/__init__.py says {__version__}\n",
+        f"release: VERSION={version}, but ocigpu/__init__.py says {__version__}\n",
     )
 
 

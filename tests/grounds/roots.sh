@@ -41,7 +41,7 @@ keep() { # NAME VARIANT PACKAGES [OPTION...]: prints the path of what mmdebstrap
   path=$grounds/$suite-$(echo "${*:2} $mirror" | cksum | cut -d' ' -f1)$kind
   if [ -z "$(find "$path" -maxdepth 0 -mtime -7 2>/dev/null)" ]; then
     echo "making $path (some minutes)" >&2
-    find "$grounds" -maxdepth 1 -regex ".*/$suite-[0-9]+$kind\(\.new$kind\|\.kept\(\.new\)?\)?" -exec rm -rf --one-file-system {} +
+    find "$grounds" -maxdepth 1 -regex ".*/$suite-[0-9]+$kind\(\.new$kind\|\.kept\(\.new\)?\|\.release\)?" -exec rm -rf --one-file-system {} +
     thrice make_root "$path.new$kind" --variant="$2" ${3:+--include="$3"} "${@:4}" "$suite" ||
       die "no root of $suite could be made from $mirror in three tries: nothing was tested there"
     touch "$path.new$kind"
