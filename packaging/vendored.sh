@@ -9,6 +9,10 @@ mkdir -p "$work"
 case $list in requirements.txt) name=vendored ;; *) list_name=${list#requirements-} name=${list_name%.txt} ;; esac
 vendored=$work/$name-$({ cat packaging/requirements-build.txt "packaging/$list"; "$python" -I -VV; } | cksum | tr -c '0-9\n' -)
 if [ ! -d "$vendored" ]; then
+  exec 9>"$work/lock"
+  flock 9 # another run may be fetching them
+fi
+if [ ! -d "$vendored" ]; then
   echo "fetching the libraries of packaging/$list, which go into the packages (about half a minute)" >&2
   rm -rf "$work/$name"-* "$work/new"
   "$python" -I -m venv "$work/new/pip"
