@@ -28,6 +28,7 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("-n", "2", *options, timeout=240)
 
 
+@pytest.mark.rest
 def test_what_passes_alone_is_named_and_passes(flaky: pytest.Pytester) -> None:
     result = run(flaky, "--again")
     assert result.ret == 0
@@ -39,6 +40,7 @@ def test_without_the_option_a_failure_is_one(flaky: pytest.Pytester) -> None:
     assert run(flaky).ret == pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.mark.rest
 def test_what_fails_alone_too_fails_the_run(flaky: pytest.Pytester) -> None:
     flaky.makepyfile(test_fault="def test_fault(): assert False, 'a fault'")
     result = run(flaky, "--again")

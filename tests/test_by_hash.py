@@ -87,6 +87,7 @@ def test_no_back_end_of_an_index_runs_while_packages_are_made(
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
+@pytest.mark.rest
 def test_no_back_end_of_an_index_runs_during_an_installation(
     clone: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -490,6 +490,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.rest
 @given(st.dictionaries(st.sampled_from(["devices", "rules", "mounts", "maskedPaths", "readonlyPaths"]), JSON), JSON)
 def test_no_annotation_and_no_config_makes_taking_back_fail(listed: dict[str, Any], odd: Any) -> None:
     config = read_bundle("docker-0-2")

@@ -378,6 +378,7 @@ DAMAGE = st.lists(
 )
 
 
+@pytest.mark.rest
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(PATHS)), DAMAGE)
 def test_a_damaged_file_is_an_error_or_comes_back(

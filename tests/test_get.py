@@ -43,6 +43,7 @@ def release(own: str, tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.rest
 def test_the_file_that_fits_is_named_with_what_installs_it(release: Path, own: str) -> None:
     done = get("--nvidia-names", release.name, cwd=release.parent)
     assert done.returncode == 0, done.stderr
@@ -70,6 +71,7 @@ def test_the_part_for_kubernetes_is_that_of_the_same_version_and_python(release:
     assert (done.returncode, done.stderr) == (1, f"get: release has no package ocigpu-kubernetes that fits {own}\n")
 
 
+@pytest.mark.rest
 def test_what_is_installed_lies_where_nobody_else_can_exchange_it(release: Path, own: str, tmp_path: Path) -> None:
     requirements.require(requirements.programs("curl"))
     (work := tmp_path / "work").mkdir()
@@ -137,6 +139,7 @@ def test_a_file_that_is_not_the_releases_is_refused(release: Path, own: str) -> 
     assert "install" not in done.stdout
 
 
+@pytest.mark.rest
 def test_a_release_without_a_file_that_fits_says_what_it_needs(release: Path) -> None:
     sums = (release / "SHA256SUMS").read_text().splitlines(keepends=True)
     (release / "SHA256SUMS").write_text("".join(line for line in sums if "python3.99" in line))

@@ -302,6 +302,7 @@ def killed_at(number: int, work: Callable[[], None]) -> bool:
         os._exit(0)
 
 
+@pytest.mark.rest
 def test_a_start_after_one_that_was_killed_is_like_any_other(
     bundle: Path, settings: Settings, tmp_path: Path, share: Callable[..., list[int]]
 ) -> None:

@@ -88,6 +88,7 @@ def test_without_a_readable_image_modules_come_from_their_sources(product: Publi
     assert loaded(product)[0] == "SourceFileLoader"
 
 
+@pytest.mark.rest
 def test_files_of_a_package_manager_have_its_times(product: PublicCopy) -> None:
     command = [sys.executable, "-I", "-S", REPOSITORY / "packaging/byte_code.py", product.library, product.library]
     subprocess.run(command, check=True, timeout=60)

@@ -93,6 +93,7 @@ def act(tmp_path: Path) -> Callable[[str], Completed]:
     return run_step
 
 
+@pytest.mark.rest
 def test_the_action_gives_gpus_with_the_code_that_it_comes_with(act: Callable[[str], Completed]) -> None:
     requirements.require(requirements.compiler())
     done = act("")

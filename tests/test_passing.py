@@ -799,6 +799,7 @@ def test_both_forms_find_a_word_wherever_it_lies(twins: Twins, edge: int) -> Non
     assert twins.decide(*words)[0] == 7
 
 
+@pytest.mark.rest
 @settings(max_examples=100)
 @given(requests(), st.booleans(), st.sampled_from(["", "N", "d", "_"]))
 def test_both_forms_decide_the_same_about_a_configuration(

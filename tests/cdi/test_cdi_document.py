@@ -323,6 +323,7 @@ def test_aliases_count_in_full(text: Callable[[], bytes], cause: str) -> None:
     assert cause in refusal(text())
 
 
+@pytest.mark.rest
 def test_ten_thousand_devices_are_read_and_checked(tmp_path: Path) -> None:
     item = "- {name: d%d, containerEdits: {deviceNodes: [{path: /dev/a, major: 195}]}}\n"
     path = tmp_path / "big.yaml"
@@ -363,6 +364,7 @@ def bare_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("text", "limit"),
     one_in(

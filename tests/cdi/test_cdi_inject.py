@@ -622,6 +622,7 @@ def test_any_configuration_is_changed_as_a_whole_or_not_at_all(config: Config, e
         assert again == config
 
 
+@pytest.mark.rest
 def test_ten_thousand_nodes_and_mounts_are_quick_work() -> None:
     """Not a matter of time but of growth: with a loop in a loop this would not end."""
     numbers = range(20_000)

@@ -536,6 +536,7 @@ def test_entries_of_files_that_are_gone_go_when_there_are_many(place: Path, monk
     assert len(list((place / "cache").iterdir())) <= 4
 
 
+@pytest.mark.rest
 def test_several_processes_at_once_find_the_same(place: Path) -> None:
     for number in range(4):
         write(place / f"0/{number}.yaml", YAML.format(kind=f"x.com/k{number}", name="0"))

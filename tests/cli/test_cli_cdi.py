@@ -156,6 +156,7 @@ def test_the_name_of_the_file_decides_its_format(
     assert f"Generated CDI specification with version 0.6.0 to {written}" in err
 
 
+@pytest.mark.rest
 def test_kinds_by_memory_are_specifications_of_their_own(cdi: Run, tmp_path: Path) -> None:
     """NVML of the simulated host knows no addressing modes: no memory is coherent."""
     arguments = ["generate", "--feature-flag", "enable-coherent-annotations", "--device-name-strategy", "index"]
@@ -756,6 +757,7 @@ def test_transform_of_bad_input_writes_nothing(
     assert not output.exists()
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("release", "version"),
     one_in(3, [("podman version 4.3.1", "0.5.0"), ("podman version 5.0.0", "0.6.0"), ("", "0.6.0")]),
@@ -801,6 +803,7 @@ def test_validate_warns_of_what_engines_pass_over_and_what_no_runtime_mounts(cdi
     assert f"line {first.count(chr(10)) + 1}: a second document" in warnings[1]
 
 
+@pytest.mark.rest
 def test_refresh_says_who_looks_elsewhere(cdi: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of Podman 5.4 look in /etc/cdi alone; an engine may be told to look elsewhere."""
     usual, file = tmp_path / "usual", tmp_path / "high" / "nvidia.yaml"

@@ -117,6 +117,7 @@ def test_a_set_is_planned_activated_audited_and_deactivated(cli: Run, manager: S
     assert cli("audit") == (0, "as expected: 0 active partitions\n", "")
 
 
+@pytest.mark.rest
 def test_what_fails_half_way_says_what_was_done(cli: Run, manager: SimulatedManager) -> None:
     manager.start(active=[{1}, {8}])
     manager.fail({2, 4}, -10)
@@ -127,6 +128,7 @@ def test_what_fails_half_way_says_what_was_done(cli: Run, manager: SimulatedMana
     assert manager.active() == [(1, 3), (8,)]
 
 
+@pytest.mark.rest
 def test_what_is_leased_is_not_chosen(cli: Run, manager: SimulatedManager) -> None:
     assert cli("activate", "5,7", "--lease", "team-a")[0] == 0
     status, output, _ = cli("activate", "--gpus", "2", "--lease", "team-b", "--json")
@@ -141,6 +143,7 @@ def test_what_is_leased_is_not_chosen(cli: Run, manager: SimulatedManager) -> No
     )
 
 
+@pytest.mark.rest
 def test_three_gpus_are_given_apart_when_that_is_wanted(cli: Run, manager: SimulatedManager) -> None:
     status, _, complaint = cli("activate", "--gpus", "3")
     assert (status, complaint.splitlines()) == (
@@ -167,6 +170,7 @@ def test_sets_that_cannot_be_meant(cli: Run, manager: SimulatedManager, words: l
     assert manager.active() == []
 
 
+@pytest.mark.rest
 def test_a_restarted_manager_gets_its_partitions_back(cli: Run, manager: SimulatedManager) -> None:
     assert "does not wait" in cli("restore")[1]
     assert cli("activate", "1,3", "2", "--lease", "team-a")[0] == 0

@@ -34,6 +34,7 @@ def test_what_people_paste_is_its_own_message_and_no_other(title: str, text: str
     assert titles(text, log=True) == [title]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "print_it",
     one_in(

@@ -55,6 +55,7 @@ def test_the_demo_passes_and_shows_isolation() -> None:
     assert_nothing_is_left(done.stdout)
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_a_machine_without_busybox_gives_its_own_tools() -> None:
@@ -96,6 +97,7 @@ def test_the_demo_fails_when_too_much_is_given(tmp_path: Path) -> None:
     assert_nothing_is_left(done.stdout)
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

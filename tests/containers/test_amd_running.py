@@ -48,6 +48,7 @@ def opens(made: Made, host: SimulatedHost) -> list[int]:
     return [index for index, pair in enumerate(found) if pair == {True}]
 
 
+@pytest.mark.rest
 def test_a_gpu_comes_and_goes(gpu_1: Made, amd_host: SimulatedHost) -> None:
     assert opens(gpu_1, amd_host) == [1]
     assert "/dev/kfd" in verify(gpu_1)["nodes"]  # and exit status 0: all is as it is to be

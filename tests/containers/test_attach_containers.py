@@ -46,6 +46,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 REFUSED, REACHED = ("ENOENT", "EPERM"), ("ENXIO", "ENXIO")
 
 
+@pytest.mark.rest
 def test_a_name_says_nothing_to_the_terminal(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:
@@ -271,6 +272,7 @@ def test_one_device_cannot_be_taken_out_of_a_rule_for_many_on_cgroup_v1(
         assert records(made, simulated_host) == []
 
 
+@pytest.mark.rest
 def test_in_a_user_namespace_nodes_are_mounted_and_unmounted(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:
@@ -289,6 +291,7 @@ def test_in_a_user_namespace_nodes_are_mounted_and_unmounted(
         assert (rows["/dev/nvidia5"].inside, rows["/dev/nvidia3"].opened) == ("", "ENXIO")
 
 
+@pytest.mark.rest
 def test_of_a_container_that_may_open_everything_one_gpu_can_be_taken(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:
@@ -408,6 +411,7 @@ cli.main(words)
 """
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("step", ["provision", "1", "2", "3", "write_record"])
 def test_a_command_that_is_killed_gives_nothing(gpu_3: Made, simulated_host: SimulatedHost, step: str) -> None:
     rules = cgroup_directory(gpu_3, "v1") / "devices.list"

@@ -70,6 +70,7 @@ def named(evil: str) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 @pytest.mark.parametrize("annotated", list(named("")))
@@ -261,6 +262,7 @@ def test_too_much_and_what_lies_below_a_root_directory_is_not_read(tmp_path: Pat
     assert read_trusted(str(file), 2, f"{tmp_path}/a/bc").text == b"{}"
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_a_bundle_that_others_could_exchange_is_noted_and_not_read(
@@ -280,6 +282,7 @@ def test_a_bundle_that_others_could_exchange_is_noted_and_not_read(
         assert read_config_of(found[0]) == read_config(str(bundle))
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 @pytest.mark.parametrize("low_level", ["runc", "crun"])

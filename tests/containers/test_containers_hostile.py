@@ -60,6 +60,7 @@ def test_a_file_system_that_never_answers_below_the_image_ends_in_an_error(gpu_3
         verified(gpu_3)
 
 
+@pytest.mark.rest
 def test_a_file_system_that_never_answers_below_dev_takes_rules_and_workers_with_it(
     gpu_3: Made,
 ) -> None:
@@ -86,6 +87,7 @@ def _children() -> set[str]:
     return {pid for pid in found if "silent_fuse" not in Path("/proc", pid, "cmdline").read_text()}
 
 
+@pytest.mark.rest
 def test_the_keeper_goes_on_to_the_next_container(
     gpu_3: Made, make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:

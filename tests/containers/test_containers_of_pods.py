@@ -97,6 +97,7 @@ def test_what_was_asked_for_and_not_given_is_said(plain: Made, simulated_host: S
     assert [item.severity for item in check_lost_gpus(again)] == ["ok"]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_what_the_settings_refuse_is_said(plain: Made, simulated_host: SimulatedHost, tmp_path: Path) -> None:
@@ -131,6 +132,7 @@ def test_an_image_that_asks_for_all_is_no_finding(
         assert [item.severity for item in check_lost_gpus(host)] == ["ok"]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_the_kubelet_is_not_told_of_an_attach_and_nothing_is_lost_that_was_never_given(

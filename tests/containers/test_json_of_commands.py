@@ -75,6 +75,7 @@ def test_every_command_with_json_is_here() -> None:
     assert set(LINES) == with_json - others - LOGS - DOCUMENTS - ELSEWHERE
 
 
+@pytest.mark.rest
 def test_json_is_an_object_of_one_shape(
     make_bundle: MakeBundle,
     runtime_environment: dict[str, str],

@@ -60,6 +60,7 @@ def lab(
     return Lab(mixed_host, runtime_environment, make_bundle, work_directory)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("mode", ["hook", "spec"])
 def test_gpus_of_both_vendors_come_and_go(lab: Lab, mode: str) -> None:
     with lab.started(mode, NVIDIA_VISIBLE_DEVICES="0", AMD_VISIBLE_DEVICES="0") as made:

@@ -60,6 +60,7 @@ def hook_by_hand(config: dict[str, Any], settings: str) -> None:
     config["hooks"] = {"prestart": [{"path": str(RUNTIME.with_name("ocigpu-hook")), "args": arguments}]}
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("low_level", "cgroup"), [("runc", "v1"), ("runc", "v2"), ("crun", "v2")])
 def test_rules_that_only_the_hook_knew_are_given_back(
     make_bundle: MakeBundle,
@@ -191,6 +192,7 @@ def test_the_keeper_repairs_what_changed_and_is_silent_else(gpu_3: Made, simulat
     assert opens(gpu_3, simulated_host, "nvidia5") == REACHED
 
 
+@pytest.mark.rest
 def test_the_keeper_opens_a_container_without_devices_only_when_it_was_attached_one(
     make_bundle: MakeBundle,
     runtime_environment: dict[str, str],
@@ -329,6 +331,7 @@ def test_among_many_the_doctor_has_children_look_while_it_goes_on(gpu_3: Made, m
     assert [child.pid for child in children] == [0]
 
 
+@pytest.mark.rest
 def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(
     gpu_3: Made, simulated_host: SimulatedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +357,7 @@ def test_the_keeper_tells_an_error_once_and_forgets_what_has_ended(
 PRIVATE_RUN = 'mount -t tmpfs none /run && mkdir /run/runc && mount --bind "$0" /run/runc && exec "$@"'
 
 
+@pytest.mark.rest
 def test_the_rights_of_the_unit_are_enough(gpu_3: Made, simulated_host: SimulatedHost) -> None:
     unit = (REPOSITORY / "packaging/systemd/ocigpu-repair.service").read_text()
     (line,) = (line for line in unit.splitlines() if line.startswith("CapabilityBoundingSet="))

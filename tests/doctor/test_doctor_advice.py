@@ -64,6 +64,7 @@ def follow(programs: Path, fixes: list[str]) -> None:
             assert done.returncode == 0, f"{fix}\n{done.stdout}{done.stderr}"
 
 
+@pytest.mark.rest
 def test_the_advice_on_gpus_all_makes_it_work(
     place: Path, programs: Path, image: Path, simulated_host: SimulatedHost
 ) -> None:

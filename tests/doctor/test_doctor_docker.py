@@ -52,6 +52,7 @@ def by_name() -> dict[str, Finding]:
     return found
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_a_dockerd_that_knows_its_file_is_well(docker: Docker, findings: dict[str, Finding]) -> None:

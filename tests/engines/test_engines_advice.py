@@ -149,6 +149,7 @@ def test_a_node_that_has_to_be_mounted_is_made_as_the_hint_says(make_lab: Callab
     assert opened(lab.start(with_users_of_its_own)) == {"ENXIO"}
 
 
+@pytest.mark.rest
 def test_a_specification_that_was_written_without_the_node_is_written_again(make_lab: Callable[[str], Lab]) -> None:
     """A whole entry needs no node of the host; where it has to be mounted, the error is ours and not the runtime's."""
     lab = make_lab("cdi")
@@ -161,6 +162,7 @@ def test_a_specification_that_was_written_without_the_node_is_written_again(make
     assert opened(lab.start(with_users_of_its_own)) == {"ENXIO"}
 
 
+@pytest.mark.rest
 def test_a_simulated_host_that_was_removed_is_said_to_be_gone(make_lab: Callable[[str], Lab]) -> None:
     lab = make_lab("hook")
     shutil.rmtree(lab.host)

@@ -270,6 +270,7 @@ def unconfigured(machine: Machine) -> Iterator[Machine]:
     machine.ocigpu("engine", "configure", "podman")
 
 
+@pytest.mark.rest
 def test_podman_by_one_command_and_back(unconfigured: Machine) -> None:
     shown = unconfigured.ocigpu("setup", "podman", "--dry-run").stdout
     assert f"+++ {DROP_IN}" in shown
@@ -299,6 +300,7 @@ def test_podman_by_one_command_and_back(unconfigured: Machine) -> None:
     assert unconfigured.remains() == ""
 
 
+@pytest.mark.rest
 def test_an_engine_that_runs_is_restarted_and_one_that_cannot_be_is_named(machine: Machine) -> None:
     """There is no systemd on this machine: make test-grounds has the restart itself."""
     machine.ocigpu("engine", "remove", "docker")

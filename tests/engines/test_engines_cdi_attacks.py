@@ -99,6 +99,7 @@ def test_hooks_of_two_specifications_both_count(
         assert result.stdout == "2\n/opt/one\n/opt/two\n", explain(result)
 
 
+@pytest.mark.rest
 @RUNTIMES
 def test_a_container_that_exchanges_names_on_a_shared_volume_gets_nothing_of_the_host(
     make_bundle: MakeBundle,

@@ -277,6 +277,7 @@ def contents(rootfs: Path) -> dict[str, bytes | str]:
     }
 
 
+@pytest.mark.rest
 @RUNTIMES
 def test_starting_again_leaves_the_same_files(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], low_level: str
@@ -469,6 +470,7 @@ def test_links_of_an_image_do_not_lead_to_the_host(
     assert "INT-1" not in result.stderr
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(("low_level", "closed"), [("runc", False), ("crun", False), ("runc", True)])
 @FORMS
 def test_the_hooks_work_in_a_user_namespace(

@@ -171,6 +171,7 @@ def test_a_container_of_a_pod_gets_its_gpus(
     assert_has_gpus_0_and_2(simulated_host, answer["1"])
 
 
+@pytest.mark.rest
 def test_a_container_of_a_pod_with_an_unknown_gpu_does_not_start(
     containerd: Containerd, pod: tuple[dict[Any, Any], str]
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_container_gets_exactly_the_gpus_it_asks_for(
     assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [

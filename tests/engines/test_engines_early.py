@@ -246,6 +246,7 @@ def test_it_is_gone_while_a_container_runs_in_the_foreground(
         assert process.wait(60) != 0
 
 
+@pytest.mark.rest
 def test_twenty_containers_start_at_once(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], work_directory: Path
 ) -> None:

@@ -90,6 +90,7 @@ def groups(
     return Groups(host_of_groups, runtime_environment, make_bundle, work_directory, public_copy)
 
 
+@pytest.mark.rest
 @RUNTIMES
 @MODES
 def test_a_user_who_is_not_root_opens_nodes_of_a_group(groups: Groups, mode: str, low_level: str) -> None:

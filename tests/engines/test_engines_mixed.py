@@ -80,6 +80,7 @@ def test_a_container_gets_gpus_of_both_vendors(mixed: MixedContainers, mode: str
     assert mixed.opened(mode, low_level, 1000, NVIDIA_VISIBLE_DEVICES="1", AMD_VISIBLE_DEVICES="0") == both
 
 
+@pytest.mark.rest
 @MODES
 def test_of_one_vendor_it_gets_no_other(mixed: MixedContainers, mode: str) -> None:
     assert mixed.opened(mode, "runc", NVIDIA_VISIBLE_DEVICES="0") == {"/dev/nvidiactl", *mixed.nvidia[0]}
@@ -120,6 +121,7 @@ def test_a_vendor_without_a_driver_stops_only_what_asks_for_nothing_else(
     assert one.run(mode, "runc", **{other: variables[other]}).returncode != 0
 
 
+@pytest.mark.rest
 def test_by_cdi_names_all_come_from_specifications(mixed: MixedContainers) -> None:
     mixed.run("cdi", "runc", NVIDIA_VISIBLE_DEVICES="0")  # writes them
     got = mixed.opened("spec", "runc", NVIDIA_VISIBLE_DEVICES="nvidia.com/gpu=0", AMD_VISIBLE_DEVICES="1")

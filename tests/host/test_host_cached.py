@@ -544,6 +544,7 @@ print(json.dumps([len(counted), facts_to_json(facts)]))
 """
 
 
+@pytest.mark.rest
 def test_of_many_first_starts_one_reads_the_host(kept: Kept) -> None:
     kept.files[0].unlink()
     library = Path(ocigpu.__file__).parent.parent

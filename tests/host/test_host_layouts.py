@@ -86,7 +86,7 @@ def test_a_driver_root_is_one_of_the_simulated_host(laid_out: LaidOut) -> None:
     }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", one_in(3, LAYOUTS))
 def test_list_and_plan_tell_what_there_is(
     name: str, laid_out: LaidOut, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def killed(roots: Roots, left: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.rest
 def test_what_a_killed_reset_has_left_is_put_back_by_the_next(roots: Roots) -> None:
     before = {name: data for name, data in contents(roots).items() if name.endswith("config")}
     left = 0

@@ -125,6 +125,7 @@ def test_one_tenancys_requests_wait_for_each_other_and_nobody_else_for_them(
     assert order.index("health") < 8, order
 
 
+@pytest.mark.rest
 def test_a_mebibyte_of_errors_is_refused_before_they_are_made(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """128 of them at one time, with nothing in place of the real parts."""
     asked: list[Any] = []

@@ -140,6 +140,7 @@ def test_the_device_plugin_offers_gpus_without_any_capability(start: Start, work
     assert not socket.exists()
 
 
+@pytest.mark.rest
 def test_the_device_plugin_offers_gpus_without_the_hosts_files(start: Start, work_directory: Path) -> None:
     """By variables: the runtime brings NVML and the nodes, so nothing of the host's root is mounted."""
     child = start("device-plugin", {})
@@ -150,6 +151,7 @@ def test_the_device_plugin_offers_gpus_without_the_hosts_files(start: Start, wor
     assert ended_by_sigterm(child) == 0
 
 
+@pytest.mark.rest
 def test_node_labels_are_written_by_an_ordinary_user(start: Start, work_directory: Path) -> None:
     account = work_directory / "account"
     account.mkdir(mode=0o755)

@@ -226,6 +226,7 @@ def test_a_gpu_without_nodes_is_tainted_and_one_that_is_lost_is_gone(running: Ru
     assert "error" not in running.kubelet.prepare(AMD, [other])[other[1]]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_nobody_waits_for_an_api_server_that_is_slow(running: Running) -> None:
     """The kubelet hears of health, and claims are prepared, while the slices take as long as they like."""

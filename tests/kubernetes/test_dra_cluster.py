@@ -151,6 +151,7 @@ def test_an_interrupted_change_is_finished_later(cluster: Gated, failing: str) -
     assert pools(cluster) == [(2, 1, 7)]
 
 
+@pytest.mark.rest
 def test_100_nodes_of_8_gpus_in_one_cluster(cluster: Gated) -> None:
     """What one node writes is its own; nobody touches another's slices."""
     server = Publishing(cluster).cluster

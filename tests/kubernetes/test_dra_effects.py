@@ -122,6 +122,7 @@ def test_shares_of_a_gpu_have_one_length_of_time_slices(session_directory: Path,
     assert lab.preparer.prepare(lab.add("short", result("gpu-0", shareID="short"), config=slices("Short")))
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.parametrize("fault", one_in(2, ["dies", "refuses-limits"]))
 def test_a_control_daemon_that_does_not_start_leaves_nothing(

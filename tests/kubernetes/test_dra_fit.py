@@ -300,6 +300,7 @@ def test_what_cannot_be_judged_is_not_called_not_met(expression: str) -> None:
     assert both.problem == "0 devices fit, 1 requested"
 
 
+@pytest.mark.rest
 def test_a_search_ends() -> None:
     """Eight GPUs' MIG devices, and a claim for more than fit: so many choices are not all tried."""
     gpus = host("h100-8-mig").gpus

@@ -41,6 +41,7 @@ def root(work_directory: Path) -> Iterator[Path]:
     shutil.rmtree(parent)
 
 
+@pytest.mark.rest
 def test_without_driver_and_api_server_claims_are_given_back(root: Path) -> None:
     """After a reboot pods end only if their claims can be given back, whatever else does not exist yet."""
     settings = root.parent / "config.toml"

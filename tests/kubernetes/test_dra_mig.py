@@ -234,6 +234,7 @@ def test_the_whole_gpu_is_offered_beside_a_claims_part_and_given_after_it(cut: M
     assert [each.device for each in cut.preparer.prepare(gpu)] == ["gpu-0"]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_a_driver_that_is_killed_at_any_moment_leaves_nothing(cut: MigHost, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cut.shape

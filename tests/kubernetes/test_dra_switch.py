@@ -65,6 +65,7 @@ def test_an_administrator_has_no_gpu_of_a_virtual_machine(switched: SwitchHost, 
     assert (switched.specs, switched.drivers) == (specs, drivers)
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_a_driver_that_is_killed_at_any_moment_leaves_nothing(
     switched: SwitchHost, monkeypatch: pytest.MonkeyPatch

@@ -106,6 +106,7 @@ def test_the_agents_options_are_those_of_the_command(capsys: pytest.CaptureFixtu
     assert "one of --check-program and --no-check" in capsys.readouterr().err
 
 
+@pytest.mark.rest
 def test_with_dra_the_driver_is_in_the_device_plugins_place() -> None:
     found = objects({**VALUES, "dra": {"enabled": True, "privileged": True}})
     pods = {

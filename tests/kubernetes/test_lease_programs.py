@@ -132,6 +132,7 @@ def admit(kubelets: Kubelet, pod: str, count: int) -> list[str]:
     ]
 
 
+@pytest.mark.rest
 @pytest.mark.timeout(600)  # it takes long: workers.py deals it out first
 def test_a_container_gets_a_partition_and_gives_it_back(node: Node, agent: Callable[[], Any]) -> None:
     words = ("--device-discovery-strategy=vfio", f"--lease-journal={node.leases}", "--fabric-address=127.0.0.1:6666")

@@ -104,6 +104,7 @@ def test_every_layout_of_the_examples_fits_where_the_model_has_its_profiles(mode
     assert model in ("gb200", "b300") or found == [balanced(gpu)]
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.parametrize("model", one_in(9, ABLE))
 def test_every_layout_of_the_examples_is_made_or_changes_nothing(
@@ -178,6 +179,7 @@ def test_a_layout_that_says_nothing_of_a_gpu_is_not_what_it_is(
     assert mig(host, capfd, "assert", "-f", str(file))[0] == 0
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_gpus_that_the_host_lacks_are_named(work_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     host = make_mig_host(work_directory / "host", 2, "h100")
@@ -415,6 +417,7 @@ def test_a_change_that_is_killed_leaves_what_was_before(
     assert not kept.exists()  # all was put back
 
 
+@pytest.mark.rest
 def test_an_error_of_what_was_asked_leaves_no_note(work_directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     host = make_mig_host(work_directory / "host", 1, "h100")
     checkpoint = work_directory / "checkpoint.json"

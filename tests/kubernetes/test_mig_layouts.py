@@ -321,6 +321,7 @@ def test_what_cannot_be_changes_nothing(host: Path, capfd: pytest.CaptureFixture
         assert err.startswith(f"ocigpu: OCIGPU-{code}")
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.parametrize("mode", [0, 1])
 def test_a_failure_half_way_puts_all_back(host: Path, capfd: pytest.CaptureFixture[str], mode: int) -> None:

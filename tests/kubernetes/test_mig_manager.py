@@ -410,6 +410,7 @@ def test_a_file_that_cannot_be_read_is_the_reason(lab: Lab, tmp_path: Path) -> N
 # whatever ends it
 
 
+@pytest.mark.rest
 def test_a_kill_at_any_point_leaves_nobody_paused(lab: Lab) -> None:
     """Before and after each request and each command: the next manager finishes, and gives everybody back."""
     left = 0

@@ -124,6 +124,7 @@ def test_a_daemon_that_cannot_start_leaves_nothing(
     assert all(not is_alive(int(line.split()[1])) for line in told(beside) if line.startswith("start"))
 
 
+@pytest.mark.rest
 def test_a_gpu_that_returns_is_added_without_a_restart(mps_host: SimulatedHost, job: Job, beside: Path) -> None:
     one = job._replace(gpus=job.gpus[:1], commands=(job.commands[0], job.commands[-1]))
     daemon = ControlDaemon(one, quiet, QUICK)
@@ -139,6 +140,7 @@ def test_a_gpu_that_returns_is_added_without_a_restart(mps_host: SimulatedHost, 
     assert mode_of(mps_host, 1) == "0"
 
 
+@pytest.mark.rest
 def test_a_daemon_that_does_not_quit_is_killed(job: Job, beside: Path) -> None:
     (beside / "mps-faults").write_text("deaf")
     lines: list[str] = []
@@ -149,6 +151,7 @@ def test_a_daemon_that_does_not_quit_is_killed(job: Job, beside: Path) -> None:
     assert not is_alive(int(told(beside)[0].split()[1]))
 
 
+@pytest.mark.rest
 def test_a_daemon_that_was_left_over_is_ended(job: Job, beside: Path) -> None:
     before = ControlDaemon(job, quiet, QUICK)
     before.start()

@@ -469,6 +469,7 @@ def test_an_engine_that_does_not_come_back_gets_its_former_configuration(
     assert node() == {}
 
 
+@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_a_node_is_made_ready_used_and_set_back(

@@ -347,6 +347,7 @@ def test_the_command_shows_the_labels(node_labels: Command) -> None:
     assert data["problem"] == ""
 
 
+@pytest.mark.rest
 def test_the_command_writes_once_and_removes_when_told(node_labels: Command, tmp_path: Path) -> None:
     file = tmp_path / "gfd"
     written = node_labels("--oneshot", f"--output-file={file}")
@@ -381,6 +382,7 @@ def test_what_the_command_refuses(node_labels: Command, words: list[str], messag
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.rest
 def test_the_command_has_the_vendors_names_of_options_and_variables(node_labels: Command, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("flags: {migStrategy: mixed, gfd: {sleepInterval: infinite}}\n")

@@ -200,6 +200,7 @@ def test_a_node_of_amds_gpus_alone(lab: Lab) -> None:
     assert "is unhealthy: this GPU is gone" in refused
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("lab", [(BOTH, "envvar")], indirect=True, ids=["both"])
 def test_a_silent_nvml_says_nothing_of_another_vendors_gpus(lab: Lab) -> None:
     lab.expect(amd=(2, 2), nvidia=(2, 2))

@@ -79,6 +79,7 @@ def test_containers_of_pods_see_their_gpus(
         assert set(CONTROL_NODES) <= set(nodes)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("strategy", ["envvar", "cdi-cri"])
 def test_a_container_with_mig_devices(
     node: Any,

@@ -173,6 +173,7 @@ def test_an_xid_of_an_instance_is_about_that_mig_device_and_one_of_a_gpu_about_a
     assert not any(lab.host.gpus[1] in line for line in lab.plugin.log)
 
 
+@pytest.mark.rest
 def test_a_process_that_waits_for_events_is_replaced(lab: Lab) -> None:
     lab.kubelet.expect(gpu=(2, 2))
     first = watching(lab)

@@ -134,6 +134,7 @@ def test_the_kubelet_starts_again_in_the_middle_of_calls(
     kubelets.admit("pod", "main", {GPU: 8})
 
 
+@pytest.mark.rest
 def test_a_kubelet_that_was_killed_leaves_a_socket_that_nobody_serves(
     simulated_host: SimulatedHost, directory: Path
 ) -> None:

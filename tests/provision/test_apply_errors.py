@@ -105,6 +105,7 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
 def test_other_causes_are_named_with_their_call(kernel: Callable[[], None], rootfs: Path) -> None:
     (rootfs / "opt").symlink_to("/nowhere")

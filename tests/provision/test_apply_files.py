@@ -108,7 +108,7 @@ def prepare_state(rootfs: Path, make: Callable[[Path], None]) -> None:
 @pytest.mark.product(single=True)
 @WAYS
 @pytest.mark.parametrize("only_if_missing", [False, True], ids=["always", "if missing"])
-@pytest.mark.parametrize("state", list(STATES))
+@pytest.mark.parametrize("state", one_in(3, STATES))
 def test_a_text_file_is_written_and_undone(state: str, only_if_missing: bool, here: bool, rootfs: Path) -> None:
     make, replaced, replaced_if_missing = STATES[state]
     written = replaced_if_missing if only_if_missing else replaced
@@ -200,7 +200,7 @@ UNFIT = {
 
 
 @WAYS
-@pytest.mark.parametrize("case", list(UNFIT))
+@pytest.mark.parametrize("case", one_in(3, UNFIT))
 def test_anything_but_a_small_file_or_a_link_is_refused(case: str, here: bool, rootfs: Path) -> None:
     make, words = UNFIT[case]
     prepare_state(rootfs, make)
@@ -240,7 +240,7 @@ HOSTILE: dict[str, list[tuple[str, str]]] = {
 @WAYS
 @pytest.mark.parametrize("kernel", [lambda: None, old_kernel], ids=["new kernel", "old kernel"])
 @pytest.mark.parametrize("kind", ["text", "mode", "if missing"])
-@pytest.mark.parametrize("case", list(HOSTILE))
+@pytest.mark.parametrize("case", one_in(3, HOSTILE))
 def test_links_of_an_image_lead_nowhere_else(
     case: str, kind: str, kernel: Callable[[], None], here: bool, rootfs: Path, marker: Path
 ) -> None:

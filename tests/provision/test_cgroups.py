@@ -73,6 +73,7 @@ def test_cgroup_mounts_are_read_with_optional_fields_octal_escapes_and_roots():
     ]
 
 
+@pytest.mark.rest
 def test_a_long_field_with_escapes_is_decoded_in_time_by_its_length() -> None:
     with processor_seconds(20):
         (mount,) = parse_cgroup_mounts("1 1 0:1 / " + "\\040" * 1_000_000 + " rw - cgroup2 x rw\n")

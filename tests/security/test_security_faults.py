@@ -292,6 +292,7 @@ def assert_undone(bundle: Path, before: Tree) -> None:
     wait_for("all to be undone", lambda: not changed(), on_failure=lambda: str(changed()))
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("configure", [False, True], ids=["hook", "configure"])
 @pytest.mark.parametrize("fault", ["SIGKILL", "errors"])
 def test_a_hook_that_ends_at_any_step_leaves_nothing(
@@ -357,6 +358,7 @@ def test_a_process_that_cannot_be_made_is_told_in_one_line(
     lab.assert_nothing_left(bundle)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_start_without_descriptors_fails_in_one_line_or_succeeds(
     stopper: Path, make_lab: Callable[[str], Lab], depth: int, share: Callable[..., list[int]]
@@ -421,6 +423,7 @@ def test_a_driver_that_hangs_is_asked_once_and_said_to_hang(make_lab: Callable[[
     lab.assert_nothing_left(bundle)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("mode", ["hook", *(pytest.param(mode, marks=pytest.mark.rest) for mode in ("spec", "cdi"))])
 def test_a_driver_that_hangs_when_facts_are_old_is_asked_once(make_lab: Callable[[str], Lab], mode: str) -> None:
     """Whether what is kept still holds is asked at several places of a start, which has 30 s in all."""
@@ -488,6 +491,7 @@ def test_a_gpu_that_goes_after_the_plan_leaves_nothing(make_lab: Callable[[str],
     lab.assert_nothing_left(bundle)
 
 
+@pytest.mark.rest
 def test_hooks_that_run_twice_give_what_one_gives(make_lab: Callable[[str], Lab]) -> None:
     lab = make_lab("hook")
     once, twice = lab.bundle(), lab.bundle()
@@ -504,6 +508,7 @@ def test_hooks_that_run_twice_give_what_one_gives(make_lab: Callable[[str], Lab]
     lab.assert_nothing_left(twice)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
 def test_a_clock_that_jumps_changes_no_start(make_lab: Callable[[str], Lab], mode: str) -> None:
     """What is kept was written years from now, or years ago; the hook has the clock as it is."""

@@ -248,6 +248,7 @@ def exchange_before_each_call(
 BACK = pytest.mark.parametrize("back", [False, True], ids=["for good", "for one call"])
 
 
+@pytest.mark.rest
 @BACK
 @pytest.mark.parametrize("kernel", [new_kernel, old_kernel])
 @pytest.mark.parametrize("here", [False, True], ids=["hook", "CDI hook"])
@@ -328,6 +329,7 @@ def provision_often(
     return codes
 
 
+@pytest.mark.rest
 def test_names_that_are_exchanged_lead_no_configure_out_of_the_root(
     volume: Path, marker: Marker, attacks: Attacks, times: Callable[..., int]
 ) -> None:

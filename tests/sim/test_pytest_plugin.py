@@ -72,6 +72,7 @@ def run_pytest(directory: Path, **variables: str) -> list[str]:
     return [line for line in lines if line.startswith(("PASSED", "FAILED", "ERROR", "SKIPPED"))] or [done.stderr]
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="this machine has GPUs of its own")
 def test_a_marker_gives_a_test_its_gpus(tmp_path: Path) -> None:
     requirements.require(requirements.compiler())

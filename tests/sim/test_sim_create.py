@@ -247,6 +247,7 @@ def test_every_user_may_read_all_of_it_whatever_the_umask(tmp_path: Path) -> Non
         assert stat.S_ISLNK(mode) or mode & needed == needed, path
 
 
+@pytest.mark.rest
 @pytest.mark.root
 def test_ordinary_user_makes_a_host_with_stand_in_files(session_directory: Path, public_copy: PublicCopy) -> None:
     as_nobody = [*AS_NOBODY, "env", f"PYTHONPATH={public_copy.library}", public_copy.python]

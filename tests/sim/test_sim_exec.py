@@ -197,6 +197,7 @@ def test_a_signal_is_passed_on_and_the_command_ends_in_its_own_way(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rest
 def test_the_end_is_seen_where_the_end_of_children_is_ignored(tmp_path: Path) -> None:
     words = ["env", "--ignore-signal=CHLD", OCIGPU, "sim", "exec", "-q", "--", "sh", "-c", "exit 7"]
     done = subprocess.run(words, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=60, check=False)
@@ -253,6 +254,7 @@ def test_what_the_caller_had_in_its_paths_comes_behind(tmp_path: Path) -> None:
     assert not alone.stdout.strip().endswith(":")  # an empty part would mean the working directory
 
 
+@pytest.mark.rest
 def test_ocigpu_itself_sees_the_same_gpus(tmp_path: Path) -> None:
     done = sim_exec("--gpus", "3", "-q", "--", str(OCIGPU), "list", "--json", TMPDIR=str(tmp_path))
     assert len(json.loads(done.stdout)["gpus"]) == 3, done.stderr
@@ -282,6 +284,7 @@ def test_libraries_of_another_version_are_refused(
     assert not (tmp_path / "host").exists()
 
 
+@pytest.mark.rest
 def test_a_host_of_libraries_only_stays_until_it_is_removed(tmp_path: Path) -> None:
     host = tmp_path / "host"
     done = run([OCIGPU, "sim", "create", host, "--gpus", "1", "--model", "t4", "--libraries-only"])
