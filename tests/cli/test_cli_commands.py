@@ -444,6 +444,36 @@ def test_colour_is_for_terminals_where_nobody_objects(
         assert capsys.readouterr().out == expected
 
 
+@pytest.mark.parametrize(
+    ("terminal", "variables", "coloured"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (True, {"TERM": "dumb", "FORCE_COLOR": "1"}, True),
+        (True, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_variables_decide_on_colours(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, variables: dict[str, str], coloured: bool
+) -> None:
+    for name in ("TERM", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    assert ("\x1b" in show.styled("text", "1")) == coloured
+
+
+def test_a_narrow_terminal_does_without_dispensable_columns_and_dims_secondary_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"COLUMNS": "20", "TERM": "xterm", "NO_COLOR": "", "FORCE_COLOR": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    rows = [("0", "NVIDIA L40S", "train", "docker")]
+    show.table(("gpu", "model", "name", "engine"), rows, dim=("engine",), dispensable=("model", "engine"))
+    assert capsys.readouterr().out == "\x1b[1mGPU  NAME   ENGINE\x1b[0m\n0    train  \x1b[2mdocker\x1b[0m\n"
+
+
 def test_an_error_on_a_terminal_has_its_code_in_colour(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     coloured = "ocigpu: \x1b[31mOCIGPU-ARG-1\x1b[0m: no such command"

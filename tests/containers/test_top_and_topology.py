@@ -22,8 +22,10 @@ from containers_lab import WAITING, Made, container, ocigpu
 from support.fixtures import MakeBundle
 from support.product import SimulatedHost
 
-from ocigpu.cli.host.top import HEADERS, fit
-from ocigpu.gpus.usage import parse_usage
+from ocigpu.cli.host.top import rows_of
+from ocigpu.cli.host.top_screen import HELP, Choice, History, View, draw
+from ocigpu.containers.usage import GpuProcess, UsedGpu, User
+from ocigpu.gpus.usage import Usage, parse_usage
 from ocigpu.sim.create import create_host
 
 PATIENCE = 60.0
@@ -178,12 +180,26 @@ def test_the_live_view_follows_containers_keys_and_the_terminals_size(
         container(bundle, runtime_environment, host=simulated_host) as made,
         loaded(simulated_host, f"process 1 {made.found().pid} 1536 40", "load 1 40"),
     ):
-        screen = terminal.wait_for(f"1 container .*\n(.*\n)+1 .* 40% .* {made.name} .* 40% .* 1.5 GiB")
+        pid = made.found().pid
+        screen = terminal.wait_for(
+            f"1 container .*\n(.*\n)+1 .* 40% .*\n +{made.name} .* 40% +1.5 GiB\n +{pid} \\S+ .* 1.5 GiB"
+        )
         assert (screen[0].startswith("SIMULATED"), screen[-1].startswith("q quit")) == (True, True)
         terminal.press(b"u")
         assert terminal.wait_for("by use\n")[2].startswith("1 ")
         terminal.press(b"c")
         assert terminal.wait_for("by container\n")[2].startswith("1 ")
+        terminal.press(b"p")
+        terminal.wait_for(f"{made.name} .* 1 process\n(?!.*{pid})")
+        terminal.press(b"?")
+        terminal.wait_for("hide or show processes")
+        terminal.press(b" ")
+        terminal.press(f"/{made.name[:3]}xx".encode())
+        terminal.wait_for(f"\nfilter: {made.name[:3]}xx_")
+        terminal.press(b"\x7f\x7f\r")
+        assert terminal.wait_for(f"\nfilter: {made.name[:3]} ")[2].startswith("1 ")
+        terminal.press(b"\x1b")  # clears the filter, and does not quit
+        terminal.wait_for("\nq quit")
         terminal.resize(30, 5)
         os.kill(terminal.process.pid, signal.SIGWINCH)
         narrow = terminal.wait_for("rows 1 to 1 of ")
@@ -193,7 +209,7 @@ def test_the_live_view_follows_containers_keys_and_the_terminals_size(
         terminal.wait_for("rows 2 to 2 of ")
         terminal.resize(120, 30)
         os.kill(terminal.process.pid, signal.SIGWINCH)
-        terminal.wait_for("by container\nGPU  ")
+        terminal.wait_for("by container\nGPU  .* MEMORY")
     terminal.wait_for("0 containers")
     assert terminal.output.count(b"\x1b[2J") == 0  # a screen that is cleared first flickers
     terminal.press(b"q")
@@ -246,15 +262,84 @@ def test_an_nvml_that_dies_is_said_and_asked_again(simulated_host: SimulatedHost
     assert terminal.ended() == 0
 
 
-def test_columns_go_before_lines_are_cut() -> None:
-    row = ["0", "NVIDIA H100 80GB HBM3", "99%", "1.0/79.6 GiB", "700 W", "80 °C", "train", "docker", "50%", "1.0 GiB"]
-    rows = [[*row, "python 1, python 2, python 3"]]
-    wide, narrow, tiny = fit(rows, 200), fit(rows, 60), fit(rows, 24)
-    assert [line.split()[0] for line in (wide[0], narrow[0], tiny[0])] == ["GPU"] * 3
-    assert all(header.upper() in wide[0] for header in HEADERS)
-    assert wide[1].endswith("python 3")
-    assert ("MODEL" in narrow[0], "CONTAINER" in narrow[0], "MEMORY" in narrow[0]) == (False, True, True)
-    assert ("train" in tiny[1], max(map(len, tiny))) == (True, 24)
+TRAIN = User("train", "0123456789abcdef", "docker", "ok", 50, 1024, (GpuProcess(7, "python", 1024, 50),))
+GPUS = [
+    UsedGpu("0", "NVIDIA H100 80GB HBM3", Usage("a", 99, 79000, 81559, 700, 80), (TRAIN,)),
+    UsedGpu("1", "NVIDIA H100 80GB HBM3", Usage("b", 0, 512, 81559, 90, 30), ()),
+    UsedGpu("2:0", "NVIDIA H100 MIG 1g.10gb", Usage("c", None, 3, 9728), (User("idle", "", "", "lost"),)),
+]
+
+
+def screen(choice: Choice, width: int, gpus: list[UsedGpu] = GPUS, height: int = 24) -> list[str]:
+    history = History()
+    for second in range(100):
+        history.add(gpus, second)
+    return draw(View(False, 3, gpus, 2, []), choice, history, 100.0, 1.0, (width, height))
+
+
+def test_a_screen_of_80_columns_has_bars_history_memory_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    lines = screen(Choice("gpu"), 80)
+    assert max(map(len, lines)) <= 80
+    assert lines[2] == "0    ██████████   99%  ████████████  ██████████    77.1/79.6 GiB   700 W   80 °C"
+    assert (lines[3].split(), lines[4].split()) == (
+        ["0123456789ab", "train", "docker", "50%", "1.0", "GiB"],
+        ["7", "python", "50%", "1.0", "GiB"],
+    )
+    assert lines[5].startswith("1    ░░░░░░░░░░    0%  ▁▁▁▁▁▁▁▁▁▁▁▁")
+    assert lines[6].split()[:3] == ["2:0", "░░░░░░░░░░", "-"]
+    monkeypatch.setenv("LC_ALL", "C")
+    assert all(line.isascii() for line in screen(Choice("gpu"), 200))
+
+
+@pytest.mark.parametrize("width", [1, 12, 24, 40, 60, 79, 80, 132, 300])
+def test_columns_go_before_lines_are_cut(width: int) -> None:
+    lines = screen(Choice("gpu"), width)
+    assert max(map(len, lines)) <= width
+    assert ("H100" in lines[2], "700 W" in lines[2]) == (width >= 132, width >= 79)
+    assert ("99%" in lines[2]) == (width >= 12)
+
+
+def test_history_is_of_the_last_minute_and_of_gpus_that_are_here() -> None:
+    history = History()
+    for second in range(200):
+        history.add([UsedGpu("0", "", Usage("a", second % 100), ())], float(second))
+    assert history.means("a", 199.0) == [41, 46, 51, 56, 61, 66, 71, 76, 81, 86, 91, 96]
+    history.add([UsedGpu("1", "", Usage("b", 1), ())], 200.0)
+    assert (history.means("a", 200.0), history.means("b", 200.0)) == ([None] * 12, [*[None] * 11, 1])
+
+
+def test_keys_sort_filter_and_scroll() -> None:
+    choice = Choice("gpu")
+
+    def labels(*keys: str) -> list[str]:
+        for key in keys:
+            assert choice.press(key)
+        return [line.split()[0] for line in screen(choice, 80)[2:-2] if not line.startswith("    ")]
+
+    assert labels() == ["0", "1", "2:0"]
+    assert labels("c") == ["2:0", "0", "1"]
+    assert labels("m") == ["0", "1", "2:0"]
+    assert labels("/", *"Python", "enter") == ["0"]
+    assert labels("/", "backspace", *[*"idl"], "escape", "g") == ["0", "1", "2:0"]
+    assert labels("/", *"mig", "enter") == ["2:0"]
+    assert labels("escape") == ["0", "1", "2:0"]
+    assert "keys" in screen(choice, 80)[1] or choice.press("?")
+    assert [line.rstrip() for line in screen(choice, 100)[2:-2]] == [line.rstrip() for line in HELP.splitlines()]
+    assert choice.press("q")  # closes the list of keys
+    choice.press("end")
+    assert screen(choice, 80, height=6)[-2] == "rows 5 to 6 of 6"
+    choice.press("home")
+    assert screen(choice, 80, height=6)[-2] == "rows 1 to 2 of 6"
+    assert not choice.press("q")
+
+
+def test_a_gpus_own_cells_stand_once() -> None:
+    other = TRAIN._replace(name="other", id="")
+    rows = rows_of([GPUS[0]._replace(users=(TRAIN, other))])
+    assert [row[0] for row in rows] == ["0", ""]
+    assert [row[6] for row in rows] == ["0123456789ab train", "other"]
+    assert rows[0][-1] == "python 7"
 
 
 @pytest.mark.parametrize("document", [{}, [1], [{"uuid": "x"}], [{"uuid": "x", "use": "y", "processes": []}], None])

@@ -256,7 +256,8 @@ def _bar(wanted: bool, part: Phase, total: int) -> tuple[str, ...]:
     scale = BAR / max(total, 1)
     begin = min(int(part.at * scale), BAR - 1)
     length = max(1, round(part.took * scale)) if part.took else 1
-    return (" " * begin + ("━" * min(length, BAR - begin) if part.took else "·"),)
+    line, dot = ("━", "·") if show.draws_unicode() else ("=", ".")
+    return (" " * begin + (line * min(length, BAR - begin) if part.took else dot),)
 
 
 def _ms(ns: int) -> str:

@@ -146,8 +146,10 @@ def _usage_error(error: Exception, command: str) -> UsageError | None:
 
 
 def _report(error: OcigpuError) -> int:
+    from ocigpu.cli.front import show
+
     text = error.render(PROGRAM)
-    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+    if show.has_colours(sys.stderr.isatty()):
         text = text.replace(error.code, f"\x1b[31m{error.code}\x1b[0m", 1).replace(
             "\nhint:", "\n\x1b[1mhint:\x1b[0m", 1
         )

@@ -105,13 +105,25 @@ def report(lines: "Iterable[str]") -> None:
         print(first.replace(severity, styled(severity, colour), 1) if severity else first, *more, sep="\n")
 
 
-def table(headers: "Sequence[str]", rows: "Sequence[Sequence[str]]", fold: bool = True) -> None:
+def table(
+    headers: "Sequence[str]",
+    rows: "Sequence[Sequence[str]]",
+    fold: bool = True,
+    dim: "Container[str]" = (),
+    dispensable: "Iterable[str]" = (),
+) -> None:
     """Print rows: folded to the terminal's width on a terminal, one aligned line a row anywhere else.
 
     On a terminal that is too narrow for columns each row is a block of lines with the headers before its cells.
     ``fold`` is False for rows that hold names to copy: they stay in one piece, however narrow the terminal.
+    ``dim``: headers of secondary columns; ``dispensable``: headers of columns that a terminal without room for all
+    does without, the first goes first.
     """
     terminal = sys.stdout.isatty()
+    for name in dispensable if terminal else ():
+        if sum(max(map(len, column)) + 2 for column in zip(headers, *rows, strict=True)) - 2 > columns():
+            place = headers.index(name)
+            headers, *rows = ([*row[:place], *row[place + 1 :]] for row in (headers, *rows))
     clean = [[header.upper() for header in headers], *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
     while fold and terminal and sum(widths) + 2 * (len(widths) - 1) > columns() and max(widths) > NARROW:
@@ -127,14 +139,36 @@ def table(headers: "Sequence[str]", rows: "Sequence[Sequence[str]]", fold: bool 
         for parts in zip_longest(*cells, fillvalue=""):
             padded = [part.ljust(width) for part, width in zip(parts, widths, strict=True)]
             if number:
-                padded = [styled(part, COLOURS.get(cell)) for part, cell in zip(padded, row, strict=True)]
+                styles = (
+                    COLOURS.get(cell) or ("2" if header in dim else "")
+                    for cell, header in zip(row, headers, strict=True)
+                )
+                padded = [styled(part, style) for part, style in zip(padded, styles, strict=True)]
             print(styled("  ".join(padded).rstrip(), "" if number else "1"))
 
 
 def styled(line: str, style: str | None) -> str:
-    """Return a line in a style of a terminal (ECMA-48's SGR), if there is one and nobody objects (no-color.org)."""
-    wanted = style and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return f"\x1b[{style}m{line}\x1b[0m" if wanted else line
+    """Return a line in a style of a terminal (ECMA-48's SGR), if there is one and standard output has colours."""
+    return f"\x1b[{style}m{line}\x1b[0m" if style and has_colours(sys.stdout.isatty()) else line
+
+
+def has_colours(terminal: bool) -> bool:
+    """Return whether output may have colours: NO_COLOR forbids them (no-color.org), FORCE_COLOR wants them anywhere.
+
+    Else a terminal has them unless TERM is "dumb".
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (terminal and os.environ.get("TERM") != "dumb")
+
+
+def draws_unicode() -> bool:
+    """Return whether standard output may have more than ASCII: neither its encoding nor the locale forbids it.
+
+    Python writes UTF-8 in the locale C, too (PEP 540), which promises a terminal of ASCII alone.
+    """
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    return locale not in ("C", "POSIX") and "utf" in (sys.stdout.encoding or "utf-8").lower()
 
 
 def coloured(text: str) -> str:

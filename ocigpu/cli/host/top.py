@@ -1,24 +1,25 @@
 """``ocigpu top``: which container uses which GPU how much, once or live."""
 
 import os
+import re
 import signal
 import sys
 import termios
 import time
 import tty
 from contextlib import suppress
-from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from ocigpu.cli.containers.containers import places_of, shown_name
 from ocigpu.cli.front import show
 from ocigpu.cli.front.arguments import Range
 from ocigpu.cli.front.common import load_facts, load_settings
+from ocigpu.cli.host.top_screen import SORTS, Choice, History, View, arranged, draw, gib, with_unit
 from ocigpu.containers.find import Places, find_containers
 from ocigpu.containers.report import make_reports
 from ocigpu.containers.usage import UsageReader, UsedGpu, User, join_usage
-from ocigpu.core.errors import HostError, UsageError, printable, quoted
-from ocigpu.core.facts import HostFacts, to_data
+from ocigpu.core.errors import HostError, UsageError, quoted
+from ocigpu.core.facts import to_data
 from ocigpu.core.settings import Settings
 from ocigpu.system.service import ENDING, Signals
 
@@ -37,20 +38,14 @@ HEADERS = (
 )
 DISPENSABLE = ("model", "power", "temp", "engine", "processes", "ctr memory", "memory")
 """Columns that a narrow terminal goes without, in this order."""
-SORTS = {"gpu": "g", "container": "c", "use": "u", "memory": "m"}
-"""Orders of the rows, with their keys."""
-ARROWS = {b"\x1b[A": -1, b"\x1b[B": 1, b"\x1b[5~": -10, b"\x1b[6~": 10}
-"""Keys that move the rows: up, down, a page up, a page down (xterm's control sequences)."""
-LEGEND = "q quit   sort by: g GPU, c container, u use, m memory   arrows scroll"
-
-
-class View(NamedTuple):
-    """What is shown: of this host its GPUs, how many containers have one, and what else is to be said."""
-
-    facts: HostFacts
-    gpus: list[UsedGpu]
-    containers: int
-    notes: list[str]
+KEYS = {
+    b"\x1b[A": "up", b"\x1b[B": "down", b"\x1bOA": "up", b"\x1bOB": "down",
+    b"\x1b[5~": "page up", b"\x1b[6~": "page down",
+    b"\x1b[H": "home", b"\x1b[F": "end", b"\x1bOH": "home", b"\x1bOF": "end", b"\x1b[1~": "home", b"\x1b[4~": "end",
+    b"\x1b": "escape", b"\r": "enter", b"\n": "enter", b"\x7f": "backspace", b"\b": "backspace",
+}  # fmt: skip
+"""What a terminal sends for the keys that are not characters (xterm's control sequences)."""
+_KEY = re.compile(rb"\x1b[\[O][0-9;?]*[ -/]*[@-~]|[\xc0-\xff][\x80-\xbf]*|.", re.DOTALL)
 
 
 def top_command(
@@ -75,9 +70,10 @@ def top_command(
     if json:
         show.data(to_json(view))
         return
-    if view.facts.simulated:
-        print(f"host: {show.host_line(view.facts)}")
-    show.table(HEADERS, sorted_rows(view.gpus, sort))
+    if view.simulated:
+        print(f"host: {show.host_line(reader.facts)}")
+    secondary = ("model", "power", "temp", "engine", "processes")
+    show.table(HEADERS, rows_of(arranged(view.gpus, sort)), dim=secondary, dispensable=DISPENSABLE)
     show.notes(view.notes, apart=True)
 
 
@@ -89,7 +85,8 @@ def look(reader: UsageReader, settings: Settings, places: Places) -> View:
     reports = make_reports([one for one in containers if one.pid], reader.facts, settings)
     gpus = join_usage(reader.facts, reader.read(), reports)
     notes = [*([reader.problem] if reader.problem else []), *notes]
-    return View(reader.facts, gpus, sum(bool(report.gpus) for report in reports), notes)
+    gpus_here = sum(len(part.gpus) for part in reader.facts.each)
+    return View(reader.facts.simulated, gpus_here, gpus, sum(bool(report.gpus) for report in reports), notes)
 
 
 def to_json(view: View) -> dict[str, Any]:
@@ -99,62 +96,33 @@ def to_json(view: View) -> dict[str, Any]:
         data = {"gpu": label, "model": model, **to_data(usage), "containers": to_data(users)}
         data["processes"] = sum(len(user.processes) for user in users)
         gpus.append(data)
-    return {"simulated": view.facts.simulated, "gpus": gpus, "notes": view.notes}
+    return {"simulated": view.simulated, "gpus": gpus, "notes": view.notes}
 
 
-def sorted_rows(gpus: list[UsedGpu], sort: str) -> list[list[str]]:
+def rows_of(gpus: list[UsedGpu]) -> list[list[str]]:
     """Return a row for each GPU and user of it; a GPU's own cells are empty where the row above has them."""
-    pairs = [(gpu, user) for gpu in gpus for user in gpu.users or (None,)]
-
-    def amount(gpu: UsedGpu, user: User | None) -> int:
-        name = "use" if sort == "use" else "used_mib"
-        numbers = (getattr(user, name, None), getattr(gpu.usage, name))
-        return next((number for number in numbers if number is not None), -1)
-
-    if sort == "container":
-        pairs.sort(key=lambda pair: (pair[1] is None, pair[1].name if pair[1] else ""))
-    elif sort != "gpu":
-        pairs.sort(key=lambda pair: -amount(*pair))
-    rows = [_row(*pair) for pair in pairs]
     own = HEADERS.index("container")
-    same = [False, *(one[0] is two[0] for one, two in pairwise(pairs))]
-    return [["", *[""] * (own - 1), *row[own:]] if again else row for row, again in zip(rows, same, strict=True)]
+    rows = []
+    for gpu in gpus:
+        usage = gpu.usage
+        memory = "-" if usage.used_mib is None else f"{gib(usage.used_mib)}/{gib(usage.total_mib)} GiB"
+        degree = " °C" if show.draws_unicode() else " C"
+        head = [gpu.label, gpu.model or "-", with_unit(usage.use, "%"), memory]
+        head += [with_unit(usage.watts, " W"), with_unit(usage.celsius, degree)]
+        for user in gpu.users or (None,):
+            rows.append([*head, *(_cells(user) if user else ["-", "", "", "", ""])])
+            head = [""] * own
+    return rows
 
 
-def _row(gpu: UsedGpu, user: User | None) -> list[str]:
-    usage = gpu.usage
-    memory = "-" if usage.used_mib is None else f"{_gib(usage.used_mib)}/{_gib(usage.total_mib)} GiB"
-    head = [gpu.label, gpu.model or "-", _with(usage.use, "%"), memory, _with(usage.watts, " W")]
-    head.append(_with(usage.celsius, " °C"))
-    if user is None:
-        return [*head, "-", "", "", "", ""]
+def _cells(user: User) -> list[str]:
     processes = ", ".join(f"{process.command} {process.pid}" for process in user.processes)
     name = shown_name(user) if user.state in ("ok", "") else f"{shown_name(user)} ({user.state})"
-    own_memory = "-" if user.used_mib is None else f"{_gib(user.used_mib)} GiB"
-    return [*head, name, user.engine, _with(user.use, "%"), own_memory, processes]
-
-
-def _gib(mib: int | None) -> str:
-    return "?" if mib is None else f"{mib / 1024:.1f}"
-
-
-def _with(number: int | None, unit: str) -> str:
-    return "-" if number is None else f"{number}{unit}"
+    memory = "-" if user.used_mib is None else f"{gib(user.used_mib)} GiB"
+    return [name, user.engine, with_unit(user.use, "%"), memory, processes]
 
 
 # live
-
-
-def fit(rows: list[list[str]], width: int) -> list[str]:
-    """Return aligned lines of at most ``width`` columns, the headers first; columns that have no room are left out."""
-    table = [[header.upper() for header in HEADERS], *([printable(cell) for cell in row] for row in rows)]
-    widths = dict(zip(HEADERS, (max(map(len, column)) for column in zip(*table, strict=True)), strict=True))
-    needed = dict(widths, processes=min(widths["processes"], 20))  # it is cut, as it may be long
-    for name in DISPENSABLE:
-        if sum(needed.values()) + 2 * (len(needed) - 1) > width:
-            del needed[name]
-    kept = [(position, widths[name]) for position, name in enumerate(HEADERS) if name in needed]
-    return ["  ".join(row[position].ljust(room) for position, room in kept)[:width].rstrip() for row in table]
 
 
 class _Screen:
@@ -195,9 +163,8 @@ class _Screen:
 
 class _Live:
     def __init__(self, reader: UsageReader, settings: Settings, places: Places, sort: str) -> None:
-        self.reader, self.settings, self.places, self.sort = reader, settings, places, sort
-        self.first = 0
-        """The row at the top."""
+        self.reader, self.settings, self.places = reader, settings, places
+        self.choice, self.history = Choice(sort), History()
         self.suspended = False
         self.known: frozenset[str] = frozenset()
 
@@ -214,10 +181,11 @@ class _Live:
                     if view is None or time.monotonic() >= due:
                         self._follow()
                         view = look(self.reader, self.settings, self.places)
+                        self.history.add(view.gpus, time.monotonic())
                         # NVML's next answer comes first, if it is asked
                         due = time.monotonic() + interval * (1 if self.reader.fileno() < 0 else 2)
                     try:
-                        screen.draw(self._lines(view, interval, *screen.size()))
+                        screen.draw(draw(view, self.choice, self.history, time.monotonic(), interval, screen.size()))
                     except OSError:  # nobody sees it any more
                         return
                     others = [fd for fd in (0 if screen.keys else -1, self.reader.fileno()) if fd >= 0]
@@ -251,25 +219,6 @@ class _Live:
 
     def _press(self, keys: bytes, screen: _Screen) -> bool:
         """Do what keys say; returns False when that is to end."""
-        if keys in ARROWS:
-            self.first = max(self.first + ARROWS[keys], 0)
-        elif not keys:  # the other end of the terminal has gone
+        if not keys:  # the other end of the terminal has gone
             screen.keys = False
-        else:
-            chosen = [name for name, key in SORTS.items() if key.encode() in keys]
-            self.sort = chosen[-1] if chosen else self.sort
-        return keys != b"\x1b" and b"q" not in keys
-
-    def _lines(self, view: View, interval: float, width: int, height: int) -> list[str]:
-        head, *rows = fit(sorted_rows(view.gpus, self.sort), width)
-        room = max(height - 4, 1)
-        self.first = min(self.first, max(len(rows) - room, 0))
-        end = self.first + room
-        count = f"{show.count(len(view.facts.gpus), 'GPU')}, {show.count(view.containers, 'container')}"
-        title = f"{time.strftime('%H:%M:%S')}  {count}  every {interval:g} s, by {self.sort}"
-        title = f"SIMULATED  {title}" if view.facts.simulated else title
-        below = f"rows {self.first + 1} to {min(end, len(rows))} of {len(rows)}" if len(rows) > room else ""
-        below = "   ".join([*filter(None, [below]), *(f"note: {printable(note)}" for note in view.notes)])
-        shown = [line[:width].rstrip() for line in (title, head, *rows[self.first : end], below, LEGEND)]
-        shown[1] = show.styled(shown[1], "7")
-        return shown[:height]
+        return all(self.choice.press(KEYS.get(key) or key.decode(errors="replace")) for key in _KEY.findall(keys))

@@ -1,7 +1,6 @@
 """``ocigpu topology``: how the GPUs of this host are connected, where they are, and who has them."""
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -121,8 +120,7 @@ def _tree(
     entries: Sequence[_Entry], connections: Mapping[tuple[str, str], Connection], hardware: Hardware
 ) -> Iterator[str]:
     """Yield the lines of a tree: NUMA nodes, the PCIe switches of each, and the GPUs behind them."""
-    unicode = "utf" in (sys.stdout.encoding or "").lower()
-    fork, end, bar = ("├─ ", "└─ ", "│  ") if unicode else ("|- ", "`- ", "|  ")
+    fork, end, bar = ("├─ ", "└─ ", "│  ") if show.draws_unicode() else ("|- ", "`- ", "|  ")
     for node in sorted({entry.place.numa for entry in entries}):
         here = [entry for entry in entries if entry.place.numa == node]
         cpus = here[0].place.cpus
