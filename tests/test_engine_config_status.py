@@ -10,7 +10,7 @@ from support.engine_roots import PATHS, RUNTIME, make_host, options, put
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.configure import main_config
 from ocigpu.engines.places import parse_release, running_daemons
-from ocigpu.engines.status import EngineStatus, read_engine_status
+from ocigpu.engines.status import EngineStatus, read_engine_status, read_spec_dirs
 
 V2, V3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 
@@ -112,6 +112,52 @@ def test_what_cannot_be_understood_is_a_problem(host: Path, engine: str, path: s
     status = status_of(host, engine)
     assert len(status.problems) == 1
     assert not status.configured
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        pytest.param("/etc/docker/daemon.json", '{"cdi-spec-dirs": ["/a", "/b"]}', ["/a", "/b"], id="Docker"),
+        pytest.param("/etc/docker/daemon.json", '{"cdi\\u002dspec-dirs": ["/a"]}', ["/a"], id="Docker, an escape"),
+        pytest.param("/etc/docker/daemon.json", '{"features": {"cdi": true}}', [], id="Docker, none"),
+        pytest.param(
+            PATHS["containerd"], f'version = 2\n[plugins."{V2}"]\ncdi_spec_dirs = ["/a"]', ["/a"], id="containerd"
+        ),
+        pytest.param(
+            PATHS["containerd"], f'version = 2\n[plugins."{V2}"]\n "\\u0063di_spec\\u005fdirs" = ["/a"]', ["/a"],
+            id="containerd, an escape",
+        ),
+        pytest.param(
+            PATHS["containerd"], 'version = 2\nimports = ["conf.d/*.toml"]', ["/of-z"], id="containerd, imported"
+        ),
+        pytest.param(
+            PATHS["containerd"], f'version = 2\n[plugins."{V2}"]\n  # cdi_spec_dirs = ["/a"]', [], id="a comment"
+        ),
+        pytest.param(
+            PATHS["containerd"],
+            f'version = 2\nplugins."{V2}" = {{ x = """\n# """, cdi_spec_dirs = ["/a"] }}', ["/a"],
+            id="no comment",
+        ),
+        pytest.param("/etc/crio/crio.conf", '[crio.runtime]\ncdi_spec_dirs = ["/a"]', ["/a"], id="CRI-O"),
+        pytest.param(PATHS["crio"], '[crio.runtime]\ncdi_spec_dirs = ["/a"]', ["/a"], id="CRI-O, a drop-in"),
+        pytest.param("/etc/crio/crio.conf.d/.x", '[crio.runtime]\ncdi_spec_dirs = ["/a"]', [], id="CRI-O, hidden"),
+        pytest.param(PATHS["podman"], '[engine]\ncdi_spec_dirs = ["/a"]', ["/a"], id="Podman, a drop-in"),
+        pytest.param(
+            "/usr/share/containers/containers.conf", '[engine]\ncdi_spec_dirs = ["/a"]', ["/a"], id="Podman's own"
+        ),
+        pytest.param("/srv/daemon.json", '{"cdi-spec-dirs": ["/a"]}', ["/a"], id="a file of a running daemon"),
+        pytest.param("/etc/docker/daemon.json", '{"cdi-spec-dirs": 1}', [], id="a number"),
+        pytest.param("/etc/docker/daemon.json", '{"cdi-spec-dirs"', [], id="not JSON"),
+    ],
+)  # fmt: skip
+def test_the_directories_of_specifications_alone_are_those_of_the_status(
+    host: Path, path: str, text: str, expected: list[str]
+) -> None:
+    put(host, "/etc/containerd/conf.d/z.toml", f'version = 2\n[plugins."{V2}"]\ncdi_spec_dirs = ["/of-z"]\n')
+    process(host, 7, "/usr/bin/dockerd --config-file /srv/daemon.json")
+    put(host, path, text)
+    named = [one for status in read_engine_status(str(host)) for one in status.cdi_spec_dirs]
+    assert sorted(read_spec_dirs(str(host))) == sorted(named) == expected
 
 
 def test_imports_go_round_only_once_and_later_ones_win(host: Path) -> None:

@@ -1,22 +1,25 @@
 """Changes of single values in the text of a configuration file; every other byte of it stays.
 
-Pure: texts in, texts out.  JSON is :mod:`~ocigpu.engines.json_text`, TOML :mod:`~ocigpu.engines.toml_text`.
+Pure: texts in, texts out.  JSON is :mod:`~ocigpu.engines.json_text`, TOML :mod:`~ocigpu.engines.toml_text`: who only
+looks up values loads neither.
 """
 
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any, NamedTuple
-
 from ocigpu.core.errors import OcigpuError
-from ocigpu.engines import json_text, template, toml_text
+from ocigpu.core.record import NamedTuple
 from ocigpu.engines.places import is_json, parse_config
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+    from typing import Any
 
 
 class ValueChange(NamedTuple):
     """A value to set: ``keys`` from the outermost table in; with ``append`` an element to add to an array."""
 
     keys: tuple[str, ...]
-    value: Any
+    value: "Any"
     append: bool = False
 
 
@@ -30,26 +33,26 @@ class Applied(NamedTuple):
 
     change: ValueChange
     present: int
-    before: Any
+    before: "Any"
     raw: str
     header: bool = False
 
 
-def name_of(keys: Sequence[str]) -> str:
+def name_of(keys: "Sequence[str]") -> str:
     """Return keys as one reads them in TOML: plugins."io.containerd.grpc.v1.cri".containerd."""
     import tomlkit
 
     return tomlkit.key(list(keys)).as_string()
 
 
-def look_up(data: Any, keys: Sequence[str]) -> Any:
+def look_up(data: "Any", keys: "Sequence[str]") -> "Any":
     """Return the value below a list of keys, None if it is missing."""
     for key in keys:
         data = data.get(key) if isinstance(data, dict) else None
     return data
 
 
-def table_at(data: Any, keys: Sequence[str]) -> dict[str, Any]:
+def table_at(data: "Any", keys: "Sequence[str]") -> "dict[str, Any]":
     """Return the table below a list of keys, an empty one if it is missing.
 
     Raises OcigpuError OCIGPU-ENG-2 if another kind of value is at the keys or on the way.
@@ -63,12 +66,14 @@ def table_at(data: Any, keys: Sequence[str]) -> dict[str, Any]:
     return dict(data)
 
 
-def apply_changes(path: str, text: str, changes: Sequence[ValueChange]) -> tuple[str, list[Applied]]:
+def apply_changes(path: str, text: str, changes: "Sequence[ValueChange]") -> tuple[str, list[Applied]]:
     """Return the text of the file ``path`` with the changes, and the real changes; an existing value is not one.
 
     The result is parsed again: it contains the former content and the changes, nothing else.  Raises OcigpuError
     OCIGPU-ENG-1 when the text cannot be parsed, OCIGPU-ENG-2 when another value is in the place of a table.
     """
+    from ocigpu.engines import template, toml_text
+
     if is_template(path):
         return template.put_block(path, text, {change.keys: change.value for change in changes}), [
             Applied(change, 0, None, "") for change in changes
@@ -91,12 +96,14 @@ def apply_changes(path: str, text: str, changes: Sequence[ValueChange]) -> tuple
     return text, applied
 
 
-def revert_changes(path: str, text: str, applied: Sequence[Applied]) -> tuple[str, list[ValueChange]]:
+def revert_changes(path: str, text: str, applied: "Sequence[Applied]") -> tuple[str, list[ValueChange]]:
     """Return the text without the changes, and the changes that stay because the value was modified since.
 
     A table of ours is removed completely, with additions of others.  A table whose values of ours were replaced is no
     longer ours.  Raises OcigpuError OCIGPU-ENG-1.
     """
+    from ocigpu.engines import template, toml_text
+
     if is_template(path):
         return template.drop_block(text), []
     form = _form(path, text)
@@ -129,11 +136,13 @@ def is_template(path: str) -> bool:
     return path.endswith(".tmpl")
 
 
-def _form(path: str, text: str) -> ModuleType:
+def _form(path: str, text: str) -> "ModuleType":
+    from ocigpu.engines import json_text, toml_text
+
     return json_text if is_json(path, text) else toml_text
 
 
-def _present(path: str, data: Any, change: ValueChange) -> int:
+def _present(path: str, data: "Any", change: ValueChange) -> int:
     """Return how many leading keys (not the last) lead to tables; raises OcigpuError for anything else there."""
     for number, key in enumerate(change.keys[:-1]):
         if key not in data:
@@ -155,20 +164,20 @@ def _present(path: str, data: Any, change: ValueChange) -> int:
 _KINDS = {"dict": "a table", "str": "a string", "bool": "true or false", "int": "a number"}
 
 
-def _holds(value: Any, change: ValueChange) -> bool:
+def _holds(value: "Any", change: ValueChange) -> bool:
     """Whether a value is what the change makes of it; a table may hold more."""
     if change.append:
         return isinstance(value, list) and change.value in value
     return _contains(value, change.value)
 
 
-def _contains(value: Any, wanted: Any) -> bool:
+def _contains(value: "Any", wanted: "Any") -> bool:
     if isinstance(wanted, dict):
         return isinstance(value, dict) and all(key in value and _contains(value[key], wanted[key]) for key in wanted)
     return type(value) is type(wanted) and bool(value == wanted)
 
 
-def _verify(path: str, data: Any, keys: Sequence[str], value: Any, text: str) -> None:
+def _verify(path: str, data: "Any", keys: "Sequence[str]", value: "Any", text: str) -> None:
     """Raise OcigpuError unless the parsed text equals the data, with the value at its keys."""
     import copy
 

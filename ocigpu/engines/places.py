@@ -1,20 +1,24 @@
-"""Where engines have their programs and configuration files, below any root directory."""
+"""Where engines have their programs and configuration files, below any root directory.
+
+``ocigpu cdi generate`` loads it for a list of directories: what few callers need of the standard library comes late.
+"""
 
 import errno
-import glob
 import os
-import pwd
-import re
 import stat
-import tomllib
-from typing import Any, NamedTuple
 
 from ocigpu.core.config_json import SEARCH_PATH
 from ocigpu.core.errors import OcigpuError
 from ocigpu.core.rawjson import parse
+from ocigpu.core.record import NamedTuple
 from ocigpu.system.files import read_bounded
-from ocigpu.system.paths import open_in_root
+from ocigpu.system.paths import open_in_root, opened
 from ocigpu.system.proc import parse_status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from typing import Any
 
 ENGINES = ("docker", "containerd", "crio", "podman")
 BOOTED = "/run/systemd/system"
@@ -37,7 +41,9 @@ PODMAN = ("/usr/share/containers/containers.conf", "/etc/containers/containers.c
 PODMAN_DIRECTORY = "/etc/containers/containers.conf.d"
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR)
-_RELEASE = re.compile(r"(?<![\w.])v?(\d+(?:\.\d+){1,2})")
+_WILDCARDS = frozenset("*?[")
+_FIRST_WORD = 4096
+"""Bytes of a command line that are read to learn which program it is of: the longest path (limits.h, PATH_MAX)."""
 
 
 class Daemon(NamedTuple):
@@ -58,6 +64,8 @@ def home_config(root: str, name: str) -> str:
         return ""
     directory = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(directory):
+        import pwd
+
         directory = os.path.join(os.environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir, ".config")
     return os.path.join(directory, name)
 
@@ -102,12 +110,14 @@ def decode(path: str, content: bytes) -> str:
         raise OcigpuError("OCIGPU-ENG-1", f"read {path}: line {line}: not UTF-8") from error
 
 
-def parse_config(path: str, text: str) -> dict[str, Any]:
+def parse_config(path: str, text: str) -> "dict[str, Any]":
     """Return the data of a configuration file, JSON or TOML; an empty file has none.
 
     Raises OcigpuError OCIGPU-ENG-1 with the line and column of what cannot be understood.
     """
     if not is_json(path, text):
+        import tomllib
+
         try:
             return tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -131,9 +141,18 @@ def is_json(path: str, text: str) -> bool:
 
 def expand(root: str, pattern: str) -> list[str]:
     """Return the paths below ``root`` that match a pattern, sorted; a path without wildcards stands for itself."""
-    if not glob.has_magic(pattern):
+    if not _WILDCARDS.intersection(pattern):
         return [pattern]
     prefix = "" if root == "/" else root.rstrip("/")
+    directory, _, last = pattern.rpartition("/")
+    if directory and last[0:1] == "*" and not _WILDCARDS.intersection(directory + last[1:]):  # without glob, and its re
+        try:
+            names = os.listdir(prefix + directory)
+        except OSError:
+            return []
+        return sorted(f"{directory}/{name}" for name in names if name[0] != "." and name.endswith(last[1:]))
+    import glob
+
     return sorted(path[len(prefix) :] for path in glob.glob(glob.escape(prefix) + pattern))
 
 
@@ -151,7 +170,9 @@ def parse_release(text: str) -> str:
 
     It follows the name of the package or of the source: "containerd containerd.io 1.7.27", "... v2.0.0".
     """
-    match = _RELEASE.search(text)
+    import re
+
+    match = re.search(r"(?<![\w.])v?(\d+(?:\.\d+){1,2})", text)
     return match[1] if match else ""
 
 
@@ -193,18 +214,38 @@ def running_daemons(root: str) -> list[Daemon]:
     """
     names = {program: engine for engine, program in PROGRAMS.items() if engine != "podman"}
     found = []
-    for path in expand(root, "/proc/[0-9]*/cmdline"):
+    for pid in _find_processes(root, names):
         try:
-            words = (read_file(root, path) or "").split("\0")
-        except OcigpuError:  # ended meanwhile, or another user's behind hidepid
+            words = (read_file(root, f"/proc/{pid}/cmdline") or "").split("\0")
+        except OcigpuError:  # ended meanwhile
             continue
         engine = names.get(os.path.basename(words[0]))
-        if engine and not is_foreign(root, os.path.dirname(path)):
+        if engine and not is_foreign(root, f"/proc/{pid}"):
             config = _config_of(words)
             if not config.endswith("/containerd/containerd.toml"):
                 options = tuple(word[2:].partition("=")[0] for word in words if word.startswith("--"))
-                found.append(Daemon(engine, int(path.split("/")[2]), config, options))
+                found.append(Daemon(engine, int(pid), config, options))
     return found
+
+
+def _find_processes(root: str, programs: "Container[str]") -> list[str]:
+    """Return the ids of the processes below ``root`` whose first word is the path of one of these programs, sorted."""
+    try:
+        directory = open_below(root, "/proc", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return []
+    found = []
+    with opened(directory):
+        for pid in filter(str.isdigit, os.listdir(directory)):
+            try:
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+                with opened(os.open(f"{pid}/cmdline", flags, dir_fd=directory)) as file:
+                    first = os.read(file, _FIRST_WORD).partition(b"\0")[0]
+            except OSError:  # ended meanwhile, or another user's behind hidepid
+                continue
+            if os.fsdecode(os.path.basename(first)) in programs:
+                found.append(pid)
+    return sorted(found)
 
 
 def path_variable(pid: int) -> str | None:

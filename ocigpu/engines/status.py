@@ -1,15 +1,17 @@
 """The state of ocigpu in the engines' configuration files; contacts no daemon, writes nothing."""
 
-import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
 
 from ocigpu.core.config_json import OUR_HOOK, is_stub
 from ocigpu.core.errors import OcigpuError
-from ocigpu.engines import places, template
+from ocigpu.core.record import NamedTuple
+from ocigpu.engines import places
 from ocigpu.engines.document import look_up, table_at
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
 
 RUNTIME = "ocigpu-runtime"
 HOOK = "nvidia-container-runtime-hook"
@@ -20,6 +22,12 @@ CRI_PLUGINS = {1: ("cri",), 2: ("io.containerd.grpc.v1.cri",), 3: ("io.container
 
 CRI_NAMES = frozenset({"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"})
 """What a list of disabled plugins may call that interface."""
+
+
+_OF_SPEC_DIRS = ("spec_dirs", "spec-dirs", "imports", "\\")
+"""What the text of a file contains that names such directories, or another file; an escape may hide either."""
+_LONG_TEXTS = ('"""', "'''")
+"""Between these a line that begins with # is no comment (TOML 1.0, Strings)."""
 
 
 OF_RUNTIME = "runtime "
@@ -83,7 +91,7 @@ class EngineStatus(NamedTuple):
         return any(entry.ours and entry.name == self.default_runtime for entry in self.runtimes)
 
 
-def read_engine_status(root: str = "/", daemons: Sequence[places.Daemon] | None = None) -> list[EngineStatus]:
+def read_engine_status(root: str = "/", daemons: "Sequence[places.Daemon] | None" = None) -> list[EngineStatus]:
     """Return the state of every engine below ``root``: the four of the system, then others found.
 
     Others: Docker of this user (rootless) and of a snap, containerd of k3s and RKE2, and running daemons with their own
@@ -91,6 +99,43 @@ def read_engine_status(root: str = "/", daemons: Sequence[places.Daemon] | None 
     ones, if known.
     """
     daemons = places.running_daemons(root) if daemons is None else daemons
+    found: dict[tuple[str, str], EngineStatus] = {}
+    for engine, flavour, path in _find_installations(root, daemons):
+        running = any(d.engine == engine and d.config in ((path,) if flavour else ("", path)) for d in daemons)
+        found.setdefault((engine, path), _read(root, engine, flavour, path, running))
+    order = {name: number for number, name in enumerate(places.ENGINES)}
+    return sorted(found.values(), key=lambda status: order[status.engine])
+
+
+def read_spec_dirs(root: str = "/") -> list[str]:
+    """Return the directories in which the engines below ``root`` are configured to look for CDI specifications.
+
+    The same as in :func:`read_engine_status`, whatever the rest of an engine's configuration is.
+    """
+    found: list[str] = []
+    for engine, _, path in _find_installations(root, places.running_daemons(root)):
+        if not any(_may_name_spec_dirs(root, file) for file in _main_files(root, engine, path)):
+            continue
+        try:
+            found += map(str, _read_cdi(engine, read_merged(root, engine, path, [])[1])[1])
+        except (OcigpuError, TypeError, ValueError):  # of an unexpected form: the engine's status tells
+            continue
+    return found
+
+
+def _may_name_spec_dirs(root: str, path: str) -> bool:
+    """Whether a configuration file may have the key, or import one that has it; most have not, and need no parser."""
+    try:
+        text = places.read_file(root, path) or ""
+    except OcigpuError:
+        return False
+    if not any(marks in text for marks in _LONG_TEXTS):
+        text = "\n".join(line for line in text.split("\n") if not line.lstrip(" \t").startswith("#"))
+    return any(word in text for word in _OF_SPEC_DIRS)
+
+
+def _find_installations(root: str, daemons: "Sequence[places.Daemon]") -> "Iterator[tuple[str, str, str]]":
+    """Return engine, flavour and main file of each installation below ``root`` that there is or may be."""
     rootless_docker = places.home_config(root, "docker/daemon.json")
     candidates = [
         ("docker", "", places.DOCKER),
@@ -104,14 +149,9 @@ def read_engine_status(root: str = "/", daemons: Sequence[places.Daemon] | None 
     ]
     known = {path for _, _, path in candidates}
     candidates += [(d.engine, "custom", d.config) for d in daemons if d.config and d.config not in known]
-    found: dict[tuple[str, str], EngineStatus] = {}
     for engine, flavour, path in candidates:
-        if flavour and (not path or places.file_mode(root, path) is None) and not _has_drop_ins(root, engine, path):
-            continue
-        running = any(d.engine == engine and d.config in ((path,) if flavour else ("", path)) for d in daemons)
-        found.setdefault((engine, path), _read(root, engine, flavour, path, running))
-    order = {name: number for number, name in enumerate(places.ENGINES)}
-    return sorted(found.values(), key=lambda status: order[status.engine])
+        if not flavour or (path and places.file_mode(root, path) is not None) or _has_drop_ins(root, engine, path):
+            yield engine, flavour, path
 
 
 def find_engines(root: str = "/") -> list[EngineStatus]:
@@ -131,6 +171,8 @@ def find_engines(root: str = "/") -> list[EngineStatus]:
 
 def is_generated(root: str, status: EngineStatus) -> bool:
     """Whether k3s or RKE2 writes an engine's file at each start, with or without a template."""
+    from ocigpu.engines import template
+
     if status.engine != "containerd":
         return False
     try:
@@ -140,7 +182,7 @@ def is_generated(root: str, status: EngineStatus) -> bool:
     return text is not None and template.is_generated(status.target, text)
 
 
-def is_cri_off(data: Mapping[str, Any]) -> bool:
+def is_cri_off(data: "Mapping[str, Any]") -> bool:
     """Whether a containerd configuration switches the interface for Kubernetes off."""
     disabled = data.get("disabled_plugins")
     return isinstance(disabled, list) and bool(CRI_NAMES & set(map(str, disabled)))
@@ -178,34 +220,33 @@ def _read(root: str, engine: str, flavour: str, path: str, running: bool) -> Eng
 
 def _find_block(root: str, path: str) -> str:
     """Return the template with our block beside a containerd configuration, "" for none."""
+    from ocigpu.engines import template
+
     for name in template.NAMES:
         beside = os.path.join(os.path.dirname(path), name)
-        with contextlib.suppress(OcigpuError):
+        try:
             if template.BEGIN in (places.read_file(root, beside) or ""):
                 return beside
+        except OcigpuError:
+            continue
     return ""
 
 
 def read_merged(
-    root: str, engine: str, path: str, problems: list[str], texts: Mapping[str, str] = MappingProxyType({})
-) -> tuple[list[str], dict[str, Any]]:
+    root: str, engine: str, path: str, problems: list[str], texts: "Mapping[str, str] | None" = None
+) -> "tuple[list[str], dict[str, Any]]":
     """Return the files of an engine whose main file is ``path``, and their data, later files over earlier ones.
 
     containerd before 2.1 does not merge the tables of one plugin but takes the last one: what it uses can be less.
     What cannot be read is appended to ``problems``.  ``texts``: what files would hold, instead of what they do.
     """
-    paths = {
-        "docker": [path],
-        "containerd": [path],
-        "crio": [path, *places.expand(root, f"{places.CRIO_DIRECTORY}/*")],
-        "podman": _podman_files(root, path),
-    }[engine]
+    paths = _main_files(root, engine, path)
     files: list[str] = []
     data: dict[str, Any] = {}
     while paths:
         file = paths.pop(0)
         try:
-            text = texts[file] if file in texts else places.read_file(root, file)
+            text = texts[file] if texts and file in texts else places.read_file(root, file)
             more = None if text is None else places.parse_config(file, text)
         except OcigpuError as error:
             problems.append(error.message)
@@ -234,14 +275,19 @@ def import_paths(root: str, file: str, pattern: str) -> list[str]:
     return places.expand(root, path) or places.expand(root, os.path.join("/", pattern))
 
 
-def _podman_files(root: str, path: str) -> list[str]:
+def _main_files(root: str, engine: str, path: str) -> list[str]:
+    """Return the files of an engine, without those that a file of containerd imports."""
+    if engine == "crio":
+        return [path, *places.expand(root, f"{places.CRIO_DIRECTORY}/*")]
+    if engine != "podman":
+        return [path]
     files = [*places.PODMAN, *places.expand(root, f"{places.PODMAN_DIRECTORY}/*.conf")]
     if path not in files:
         files += [path, *places.expand(root, f"{path}.d/*.conf")]
     return files
 
 
-def _merge(data: dict[str, Any], more: dict[str, Any]) -> None:
+def _merge(data: "dict[str, Any]", more: "dict[str, Any]") -> None:
     for key, value in more.items():
         if isinstance(value, dict) and isinstance(data.get(key), dict):
             _merge(data[key], value)
@@ -271,7 +317,7 @@ def is_our_hook(root: str, path: str) -> bool:
         return False
 
 
-def config_version(data: dict[str, Any]) -> int:
+def config_version(data: "dict[str, Any]") -> int:
     """Return the version of a containerd configuration: 1 when it names none, or 0 (containerd, docs/ops.md).
 
     Raises ValueError when it is not a whole number.
@@ -282,12 +328,12 @@ def config_version(data: dict[str, Any]) -> int:
     return version or 1
 
 
-def cri_plugin(data: dict[str, Any]) -> tuple[str, ...]:
+def cri_plugin(data: "dict[str, Any]") -> tuple[str, ...]:
     """Return the keys of the plugin table of Kubernetes' interface for a containerd configuration."""
     return ("plugins", *CRI_PLUGINS[min(config_version(data), 3)])
 
 
-def runtime_keys(engine: str, data: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def runtime_keys(engine: str, data: "dict[str, Any]") -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the keys of an engine's table of runtimes and of its default; raises ValueError, see config_version."""
     if engine == "docker":
         return ("runtimes",), ("default-runtime",)
@@ -299,7 +345,7 @@ def runtime_keys(engine: str, data: dict[str, Any]) -> tuple[tuple[str, ...], tu
     return (*plugin, "runtimes"), (*plugin, "default_runtime_name")
 
 
-def find_missing_default(engine: str, data: dict[str, Any]) -> str:
+def find_missing_default(engine: str, data: "dict[str, Any]") -> str:
     """Return the default runtime of an engine's configuration if no entry has that name, else "".
 
     Docker before 23, Podman and CRI-O do not start with such a default; containerd starts without its CRI plugin.
@@ -328,7 +374,7 @@ NO_DEFAULT = {
 """What comes of a default runtime without an entry."""
 
 
-def programs_of(engine: str, entry: Any) -> list[str]:
+def programs_of(engine: str, entry: "Any") -> list[str]:
     """Return the programs that an entry of the table of runtimes names: Podman uses the first existing one."""
     if engine == "podman":
         return list(map(str, entry)) if isinstance(entry, list) else []
@@ -343,7 +389,7 @@ _PROGRAM_KEYS = {
 }
 
 
-def _read_values(root: str, status: EngineStatus, data: dict[str, Any]) -> EngineStatus:
+def _read_values(root: str, status: EngineStatus, data: "dict[str, Any]") -> EngineStatus:
     engine = status.engine
     table, default = runtime_keys(engine, data)
     entries = []
@@ -368,7 +414,7 @@ def _read_values(root: str, status: EngineStatus, data: dict[str, Any]) -> Engin
     )
 
 
-def _read_cdi(engine: str, data: dict[str, Any]) -> tuple[str, Sequence[str]]:
+def _read_cdi(engine: str, data: "dict[str, Any]") -> "tuple[str, Sequence[str]]":
     """Return whether CDI is switched on, and its directories."""
     if engine == "podman":
         return "on", table_at(data, ("engine",)).get("cdi_spec_dirs", ())  # Podman 4.1 and later, no switch

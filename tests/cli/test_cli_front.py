@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -323,6 +324,23 @@ def test_generate_imports_nothing_of_other_commands_and_hosts(simulated: Path) -
     assert not loaded & {f"ocigpu.cdi.{name}" for name in ("cache", "compare", "document", "refresh", "registry")}
     assert not loaded & {f"ocigpu.gpus.{name}.facts" for name in ("amd", "tegra", "vfio", "wsl")}
     assert not loaded & {"ocigpu.cdi.transform", "ocigpu.gpus.nvidia.request", "ocigpu.gpus.nvidia.require"}
+
+
+def test_generate_finds_out_who_reads_a_file_without_the_parsers_of_configurations(simulated: Path) -> None:
+    requirements.require(requirements.root())  # who has a cache directory
+    config = simulated / "etc/containers/containers.conf"
+    config.parent.mkdir(parents=True)
+    config.write_text('# cdi_spec_dirs = ["/elsewhere"]\n[engine]\nruntime = "crun"\n')
+    environment = {"OCIGPU_CONFIG": str(simulated / "config.toml")}
+    words = ("cdi", "generate", "--quiet", "--output", str(simulated / "elsewhere/gpus.yaml"))
+    parsers = {"tomllib", "tomlkit", "json", "re", "typing"}
+    for _ in range(2):  # the first reads the settings
+        loaded, _ = imported_by(*words, environment=environment)
+    assert "ocigpu.engines.status" in loaded
+    assert not loaded & parsers
+    config.write_text('[engine]\ncdi_spec_dirs = ["/elsewhere"]\n')
+    assert "tomllib" in imported_by(*words, environment=environment)[0]
+    shutil.rmtree(config.parent)
 
 
 COMPLETED = [

@@ -143,7 +143,7 @@ def loaded(
     starts.start(mig_host, "cdi", OF_OTHERS, with_cache)
 
     environment = starts.settings(mig_host, "hook")
-    for words in QUICK:
+    for words in (*QUICK, ["cdi", "generate", "--quiet", "--output", f"{directory}/quick.yaml"]):
         for _ in range(2):
             starts.command(words, environment)
     starts.command(["plan", "--devices", ""], {**environment, "_OCIGPU_COMPLETE": "words"})

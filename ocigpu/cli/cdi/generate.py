@@ -203,13 +203,15 @@ def is_read_by_engines(path: str, settings: Settings) -> bool:
     """Whether a file is in a directory where an engine looks for specifications."""
     if not path:
         return False
-    from ocigpu.engines.status import read_engine_status
-
     directory, root = os.path.dirname(os.path.abspath(path)), _other_root(path, settings)
     if root:
         directory = f"/{os.path.relpath(directory, root)}"
-    named = (one for status in read_engine_status(root or "/") for one in status.cdi_spec_dirs)
-    return os.path.realpath(directory) in {os.path.realpath(one) for one in (*USUAL_DIRECTORIES, *named)}
+    directory = os.path.realpath(directory)
+    if directory in map(os.path.realpath, USUAL_DIRECTORIES):
+        return True
+    from ocigpu.engines.status import read_spec_dirs
+
+    return directory in map(os.path.realpath, read_spec_dirs(root or "/"))
 
 
 def find_blind(path: str, settings: Settings) -> list[str]:
