@@ -93,6 +93,10 @@ docs: ## write the pages of docs/ that are made of the program: SETTINGS, METRIC
 site: ## build the site of docs/ in build/site, with a page for each command, error code and message (SITE_URL=URL)
 	@packaging/site.sh
 
+casts: ## record demo, top and doctor as the README's moving pictures (as root)
+	@packaging/bootstrap.sh test
+	@.venv/bin/python packaging/casts.py
+
 protocols: ## generate the modules of the kubelet's interfaces from ocigpu/kubernetes/api/*.proto
 	@.venv/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. ocigpu/kubernetes/api/*.proto
 

@@ -211,7 +211,8 @@ def _rows(gpus: Sequence[UsedGpu], choice: Choice, history: History, now: float,
         if sum(widths[each] + 2 for each in kept) - 2 > width:
             kept.remove(dispensable)
     lines = [_joined([(row[each], widths[each]) for each in kept]) for row in table]
-    room = max(min(width - 46, 40), 12)
+    names = [len(name) for gpu in gpus for user in gpu.users for name in _names(user, choice.processes)]
+    room = min(max(names, default=0), max(width - 42, 12))
     rows: list[Line] = []
     for gpu, line in zip(gpus, lines[1:], strict=True):
         rows.append(line)
@@ -220,21 +221,29 @@ def _rows(gpus: Sequence[UsedGpu], choice: Choice, history: History, now: float,
     return [(_text(lines[0]).ljust(width), REVERSED)], rows
 
 
+def _names(user: User, processes: bool) -> list[str]:
+    """Return what stands at the beginning of the rows of a user and its processes."""
+    name = shown_name(user) if user.state in ("ok", "") else f"{shown_name(user)} ({user.state})"
+    shown = user.processes if processes else ()
+    return [f"    {printable(name)}", *(f"      {one.pid} {printable(one.command)}" for one in shown)]
+
+
 def _user_rows(user: User, processes: bool, room: int) -> list[Line]:
-    name = printable(shown_name(user) if user.state in ("ok", "") else f"{shown_name(user)} ({user.state})")
+    name, *own = (text[:room] for text in _names(user, processes))
+    engine = max(len(user.engine), len("containerd"))
+    memory = f"{gib(user.used_mib)} GiB" if user.used_mib is not None else "-"
     cells: list[tuple[Line, int]] = [
-        ([("    ", ""), (name[:room], "" if user.state in ("ok", "") else RED)], room + 4),
-        ([(user.engine, DIM)], 10),
+        ([(name, "" if user.state in ("ok", "") else RED)], room),
+        ([(user.engine, DIM)], engine),
         ([(with_unit(user.use, "%").rjust(4), "")], 4),
-        ([((f"{gib(user.used_mib)} GiB" if user.used_mib is not None else "-").rjust(10), "")], 10),
+        ([(memory.rjust(10), "")], 10),
     ]
     if not processes and user.processes:
         cells.append(([(_processes(len(user.processes)), DIM)], 0))
     rows = [_joined(cells)]
-    for process in user.processes if processes else ():
-        text = f"      {process.pid} {printable(process.command)}"[: room + 4]
-        use, memory = f"{process.use}%".rjust(4), f"{gib(process.used_mib)} GiB".rjust(10)
-        rows.append([(f"{text:<{room + 4}}  {'':<10}  {use}  {memory}", DIM)])
+    for text, process in zip(own, user.processes, strict=False):
+        numbers = f"{process.use}%".rjust(4), f"{gib(process.used_mib)} GiB".rjust(10)
+        rows.append([("  ".join((text.ljust(room), " " * engine, *numbers)), DIM)])
     return rows
 
 
