@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,85 +193,94 @@ class Memory:
         return shim
 
 
+def make_lives(
+    title: str,
+    prefix: str,
+    spec: str,
+    hook: str = "",
+    *,
+    ours: Sequence[Row] = (),
+    vendors: Sequence[Row] = (),
+    below: str = "runc",
+    plain: bool = True,
+    busy: bool = False,
+) -> Group:
+    """Return a group of lives: bare, ours in modes spec and hook, and the vendor's two beside them.
+
+    ``spec`` and ``hook``: what those are to reach.  ``ours``, ``vendors``: further rows of either.
+    """
+
+    def life(runtime: str, mode: str = "", config: str = "") -> Life:
+        return Life(runtime, mode, below, config, plain)
+
+    bare, step = f"{prefix}bare {below}", f"{prefix}bare + step"
+    default, legacy = f"{prefix}vendor default", f"{prefix}vendor legacy"
+    return Group(
+        f"create, start, delete{title}",
+        Row(bare, life(below)),
+        Row(step, life(below, config="step"), bare),
+        Row(f"{prefix}spec", life("ocigpu", "spec"), step, default, spec),
+        Row(f"{prefix}hook", life("ocigpu", "hook"), bare, legacy, hook),
+        *ours,
+        Row(default, life("vendor", "default"), step),
+        Row(legacy, life("vendor", "legacy"), step),
+        *vendors,
+        busy=busy,
+    )
+
+
 PLAIN = "8 GPUs, compute,utility, plain directory used before"
 GROUPS = (
-    Group(
-        f"create, start, delete: {PLAIN}",
-        Row("bare runc", Life("runc")),
-        Row("bare + step", Life("runc", config="step"), "bare runc"),
-        Row("edited", Life("runc", config="edited"), "bare + step"),
-        Row("spec", Life("ocigpu", "spec"), "bare + step", "vendor default", SPEC),
-        Row("hook", Life("ocigpu", "hook"), "bare runc", "vendor legacy", HOOK_AIMS),
-        Row(
-            "hook, ldconfig",
-            Life("ocigpu", "ldconfig"),
-            "bare runc",
-            "vendor legacy",
-            "added <= 0.75 of vendor legacy",
+    make_lives(
+        f": {PLAIN}",
+        "",
+        SPEC,
+        HOOK_AIMS,
+        ours=(
+            Row("edited", Life("runc", config="edited"), "bare + step"),
+            Row(
+                "hook, ldconfig",
+                Life("ocigpu", "ldconfig"),
+                "bare runc",
+                "vendor legacy",
+                "added <= 0.75 of vendor legacy",
+            ),
+            Row(
+                "hook, cold",
+                Life("ocigpu", "hook", cold=True),
+                "bare runc",
+                "vendor legacy",
+                "added <= 1 of vendor legacy",
+            ),
+            Row("cdi", Life("ocigpu", "cdi"), "bare runc", "vendor cdi", "added <= 0.35 of vendor cdi"),
+            Row("no GPU", Life("ocigpu", "hook", asks=False), "bare runc", "vendor no GPU", "ratio <= 1.02"),
         ),
-        Row(
-            "hook, cold", Life("ocigpu", "hook", cold=True), "bare runc", "vendor legacy", "added <= 1 of vendor legacy"
+        vendors=(
+            Row("vendor cdi", Life("vendor", "cdi"), "bare + step"),
+            Row("vendor hookless cdi", Life("vendor", "hookless cdi"), "bare + step"),
+            Row("vendor no GPU", Life("vendor", "default", asks=False), "bare runc"),
         ),
-        Row("cdi", Life("ocigpu", "cdi"), "bare runc", "vendor cdi", "added <= 0.35 of vendor cdi"),
-        Row("no GPU", Life("ocigpu", "hook", asks=False), "bare runc", "vendor no GPU", "ratio <= 1.02"),
-        Row("vendor default", Life("vendor", "default"), "bare + step"),
-        Row("vendor legacy", Life("vendor", "legacy"), "bare + step"),
-        Row("vendor cdi", Life("vendor", "cdi"), "bare + step"),
-        Row("vendor hookless cdi", Life("vendor", "hookless cdi"), "bare + step"),
-        Row("vendor no GPU", Life("vendor", "default", asks=False), "bare runc"),
     ),
-    Group(
-        f"create, start, delete while every processor has other work: {PLAIN}",
-        Row("busy: bare runc", Life("runc")),
-        Row("busy: bare + step", Life("runc", config="step"), "busy: bare runc"),
-        Row(
-            "busy: spec",
-            Life("ocigpu", "spec"),
-            "busy: bare + step",
-            "busy: vendor default",
-            "added <= 1/2 of busy: vendor default; cpu <= 1/2 of busy: vendor default",
-        ),
-        Row("busy: hook", Life("ocigpu", "hook"), "busy: bare runc", "busy: vendor legacy", BUSY),
-        Row("busy: hook, ldconfig", Life("ocigpu", "ldconfig"), "busy: bare runc", "busy: vendor legacy"),
-        Row("busy: vendor default", Life("vendor", "default"), "busy: bare + step"),
-        Row("busy: vendor legacy", Life("vendor", "legacy"), "busy: bare + step"),
+    make_lives(
+        f" while every processor has other work: {PLAIN}",
+        "busy: ",
+        "added <= 1/2 of busy: vendor default; cpu <= 1/2 of busy: vendor default",
+        BUSY,
+        ours=(Row("busy: hook, ldconfig", Life("ocigpu", "ldconfig"), "busy: bare runc", "busy: vendor legacy"),),
         busy=True,
     ),
-    Group(
-        "create, start, delete: 8 GPUs, a fresh overlay over an image of 300 MB for each container",
-        Row("overlay: bare runc", Life("runc", plain=False)),
-        Row("overlay: bare + step", Life("runc", config="step", plain=False), "overlay: bare runc"),
-        Row(
-            "overlay: spec",
-            Life("ocigpu", "spec", plain=False),
-            "overlay: bare + step",
-            "overlay: vendor default",
-            "added <= 1/6 of overlay: vendor default",
-        ),
-        Row("overlay: hook", Life("ocigpu", "hook", plain=False), "overlay: bare runc", "overlay: vendor legacy"),
-        Row("overlay: vendor default", Life("vendor", "default", plain=False), "overlay: bare + step"),
-        Row("overlay: vendor legacy", Life("vendor", "legacy", plain=False), "overlay: bare + step"),
+    make_lives(
+        ": 8 GPUs, a fresh overlay over an image of 300 MB for each container",
+        "overlay: ",
+        "added <= 1/6 of overlay: vendor default",
+        plain=False,
     ),
-    Group(
-        f"create, start, delete: crun, {PLAIN}",
-        Row("crun: bare crun", Life("crun")),
-        Row("crun: bare + step", Life("crun", config="step"), "crun: bare crun"),
-        Row(
-            "crun: spec",
-            Life("ocigpu", "spec", "crun"),
-            "crun: bare + step",
-            "crun: vendor default",
-            "added <= 1/7 of crun: vendor default",
-        ),
-        Row(
-            "crun: hook",
-            Life("ocigpu", "hook", "crun"),
-            "crun: bare crun",
-            "crun: vendor legacy",
-            "added <= 0.75 of crun: vendor legacy",
-        ),
-        Row("crun: vendor default", Life("vendor", "default", "crun"), "crun: bare + step"),
-        Row("crun: vendor legacy", Life("vendor", "legacy", "crun"), "crun: bare + step"),
+    make_lives(
+        f": crun, {PLAIN}",
+        "crun: ",
+        "added <= 1/7 of crun: vendor default",
+        "added <= 0.75 of crun: vendor legacy",
+        below="crun",
     ),
     Group(
         "create, start, delete: 1 and 64 GPUs, one CDI device of 10 and of 10,000; plain directory used before",

@@ -23,7 +23,9 @@ PRODUCTS = {
 
 
 ORDINARY = -1
-"""What shim and hook return in a snapshot when the ordinary interpreter is to do all of it; nothing was done yet."""
+"""What shim, hook and ocigpu-container-cli return in a snapshot that leaves it all to the ordinary interpreter.
+
+Nothing was done yet."""
 
 
 def version_line(program: str, own_name: str) -> str:

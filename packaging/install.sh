@@ -210,7 +210,7 @@ rm -f "$stage$bin"/.ocigpu-*.sh "$stage$bin"/.ocigpu-*.compiled
 more=''
 [ -z "$stage" ] || [ -z "$prefix" ] || more=", \"$home/kubernetes\""
 # No collection of garbage while modules are imported.
-image=$(sed -n '/^try:$/,/^except/p' "$here/ocigpu-runtime.sh") # what these share with a start is read as there
+image=$(sed -n '/^try:$/,/^except/p' "$here/stub.python.sh") # what these share with a start is read as there
 write ocigpu <<END
 #!/bin/sh
 # ocigpu: written by packaging/install.sh

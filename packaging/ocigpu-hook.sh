@@ -3,20 +3,7 @@
 # Where sh is bash it takes functions from the environment; unset comes before functions.
 unset -f command echo kill read [
 full() { # Python does it
-  [ -x @interpreter@ ] && [ -e @encodings@ ] || {
-    echo "$0: OCIGPU-INT-3: @interpreter@ or its library is missing" >&2
-    echo "hint: install that Python again, or ocigpu for the one that is there" >&2
-    exit 127
-  }
-  exec @interpreter@ -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["@library@", "@site@"]
-try:
- with open(f"{sys.path[-2]}/ocigpu/__pycache__/hot.{sys.implementation.cache_tag}", "rb") as file:
-  part = lambda: marshal.loads(file.read(int.from_bytes(file.read(4), "big")))
-  exec(part()); use_image(file, part(), sys.path[-2] + "/")
-except Exception: pass # not there, or of another version: from the files
-try: from ocigpu import leave; from ocigpu.hook import main
-except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
-leave(main(sys.argv[1:]))' "$0" @config@"$@"
+  @python@ 'from ocigpu import leave; from ocigpu.hook import main' 'leave(main(sys.argv[1:]))' @config@"$@"
 }
 [ "${1:-}" = --early ] && [ $# -ge 2 ] || full "$@"
 # The shim has left a process that is ready for this container: ocigpu/entry/prepared.py says how it is asked.

@@ -5,20 +5,7 @@ unset -f command echo [
 set +aeu
 export OCIGPU_CONFIG="${OCIGPU_CONFIG:-@config@}"
 full() { # Python decides
-  [ -x @interpreter@ ] && [ -e @encodings@ ] || {
-    echo "$0: OCIGPU-INT-3: @interpreter@ or its library is missing" >&2
-    echo "hint: install that Python again, or ocigpu for the one that is there" >&2
-    exit 127
-  }
-  exec @interpreter@ -I -S -c 'import gc, marshal, sys; gc.disable(); sys.path += ["@library@", "@site@"]
-try:
- with open(f"{sys.path[-2]}/ocigpu/__pycache__/hot.{sys.implementation.cache_tag}", "rb") as file:
-  part = lambda: marshal.loads(file.read(int.from_bytes(file.read(4), "big")))
-  exec(part()); use_image(file, part(), sys.path[-2] + "/")
-except Exception: pass # not there, or of another version: from the files
-try: from ocigpu.runtime import main
-except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
-sys.exit(main(sys.argv[1:]))' "$0" "$@"
+  @python@ 'from ocigpu.runtime import main' 'sys.exit(main(sys.argv[1:]))' "$@"
 }
 # What needs nothing of us becomes the low-level runtime at once; in any doubt Python decides.  ocigpu/entry/pass_through.py has
 # left which runtime that is ($runtime), and the words ($words) of which every request for a device contains one.

@@ -9,8 +9,9 @@
 #   ocigpu-archive-keyring.asc  the public part of KEY, whose secret part has signed the repositories and SHA256SUMS
 #   SHA256SUMS                  of all files beside it, which packaging/get reads
 #
-# Each suite's packages are built in a root of that suite, from what is committed and nothing else: with the same roots two
-# runs give the same bytes, but for signatures and the image.  KEY: fingerprint of a key of gpg (GNUPGHOME); without it nothing is signed.
+# Each suite's packages are built in a root of that suite, from what is committed and nothing else: with the same roots
+# two runs give the same bytes, but for signatures and the image.  KEY: fingerprint of a key of gpg (GNUPGHOME); without
+# it nothing is signed.
 # Needs root, mmdebstrap, the registries of Debian and PyPI; some ten minutes for each suite the first time.
 set -euo pipefail
 umask 022
@@ -80,8 +81,9 @@ esac
 version=${1:-}
 is=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' ocigpu/__init__.py)
 [ "$version" = "$is" ] || die "VERSION=$version, but ocigpu/__init__.py says $is"
-chart=$(sed -n 's/^\(version\|appVersion\): "\{0,1\}\([^"]*\)"\{0,1\}$/\2/p' packaging/kubernetes/chart/Chart.yaml | sort -u)
-[ "$version" = "$chart" ] || die "VERSION=$version, but packaging/kubernetes/chart/Chart.yaml says $chart"
+chart=packaging/kubernetes/chart/Chart.yaml
+is=$(sed -n 's/^\(version\|appVersion\): "\{0,1\}\([^"]*\)"\{0,1\}$/\2/p' "$chart" | sort -u)
+[ "$version" = "$is" ] || die "VERSION=$version, but $chart says $is"
 grep -q "^## $version - 20" CHANGELOG.md || die "CHANGELOG.md has no heading '## $version - DATE'"
 [ -z "$(git status --porcelain)" ] || die 'there are changes that are not committed: git status'
 [ "$(id -u)" -eq 0 ] || die 'needs root'
@@ -100,7 +102,8 @@ all='python image'
 for suite in ${SUITES:-bookworm trixie sid}; do
   root=$(keep_ground "$suite")
   for package in "$out"/ocigpu_*+"$(basename "$(readlink "$root/usr/bin/python3")")"_*.deb; do
-    [ ! -e "$package" ] || die "$suite has the Python of an earlier suite, for which ${package##*/} was built: name one of them (SUITES)"
+    [ ! -e "$package" ] ||
+      die "$suite has the Python of an earlier suite, for which ${package##*/} was built: name one of them (SUITES)"
   done
   before=$(cd "$out" && ls)
   run=$(mktemp -d "$grounds/run.XXXXXX")

@@ -1,8 +1,9 @@
 #!/bin/bash
-# repositories.sh DIRECTORY SUITE FILE...: makes, in the directory of a release, what apt and dnf read: a suite of an apt
-# repository of these packages (dists/SUITE), and for the Python that they are for a dnf repository (rpm/PYTHON).  FILE:
-# .deb or .rpm, names of files there.  KEY: fingerprint of a key of gpg that signs them, whose public part is written to
-# ocigpu-archive-keyring.asc; but for signatures the same packages give the same bytes.  SOURCE_DATE_EPOCH: their time.
+# repositories.sh DIRECTORY SUITE FILE...: makes, in the directory of a release, what apt and dnf read: a suite of an
+# apt repository of these packages (dists/SUITE), and for the Python that they are for a dnf repository (rpm/PYTHON).
+# FILE: .deb or .rpm, names of files there.  KEY: fingerprint of a key of gpg that signs them, whose public part is
+# written to ocigpu-archive-keyring.asc; but for signatures the same packages give the same bytes.  SOURCE_DATE_EPOCH:
+# their time.
 set -euo pipefail
 umask 022
 out=$(cd "$1" && pwd) suite=$2
@@ -26,13 +27,15 @@ if [ "${#debs[@]}" -gt 0 ]; then
     { echo "repositories.sh: $suite: no package is for an architecture: ${debs[*]}" >&2; exit 1; }); do
     list=$dists/main/binary-$architecture
     mkdir -p "$list"
-    (cd "$place" && apt-ftparchive --arch "$architecture" packages .) | sed 's|^Filename: \./|Filename: |' >"$list/Packages"
+    (cd "$place" && apt-ftparchive --arch "$architecture" packages .) |
+      sed 's|^Filename: \./|Filename: |' >"$list/Packages"
     gzip -9nk "$list/Packages"
   done
   architectures=$(cd "$dists/main" && echo binary-*)
   about='-o APT::FTPArchive::Release'
   # shellcheck disable=SC2086 # two words
-  apt-ftparchive $about::Origin=ocigpu $about::Label=ocigpu $about::Components=main $about::Suite="$suite" $about::Codename="$suite" \
+  apt-ftparchive $about::Origin=ocigpu $about::Label=ocigpu $about::Components=main \
+    $about::Suite="$suite" $about::Codename="$suite" \
     -o "APT::FTPArchive::Release::Architectures=${architectures//binary-/}" release "$dists" |
     sed "s/^Date: .*/Date: $date/" >"$place/Release"
   mv "$place/Release" "$dists/Release" # now: it is not listed in itself

@@ -16,8 +16,12 @@ case $name in
   ocigpu-hook) named="${config:+--config $config }" words=${config:+"\"--config\", \"$config\""} ;;
   *) named=$config words='' ;;
 esac
-text=$(sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
-  -e "s|@version@|$version|g; s|@vendor@|$vendor|; s|@spec@|$spec|; s|@run@|$run|; ${config:+s|@config@|$named|;} /^export.*@config@/d; s|@config@||" "$here/$name.sh")
+line=$(grep '^ *@python@ ' "$here/$name.sh")
+field() { printf '%s\n' "$line" | sed "s/^ *@python@ '\(.*\)' '\(.*\)' \(.*\)\$/\\$1/"; }
+text=$(sed "/^#/d; s|@import@|$(field 1)|; s|@call@|$(field 2)|; s|@words@|$(field 3)|" "$here/stub.python.sh" |
+  sed -e '/^ *@python@ /{r /dev/stdin' -e 'd;}' "$here/$name.sh" |
+  sed -e "s|@interpreter@|$interpreter|g; s|@encodings@|$encodings|; s|@library@|$library|; s|@site@|$site|; s|@grep@|$grep|" \
+  -e "s|@version@|$version|g; s|@vendor@|$vendor|; s|@spec@|$spec|; s|@run@|$run|; ${config:+s|@config@|$named|;} /^export.*@config@/d; s|@config@||")
 if [ "$kind" = sh ]; then
   printf '%s\n' "$text" >"$file"
   chmod 0755 "$file"

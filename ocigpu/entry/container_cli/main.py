@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from ocigpu import ORDINARY, is_snapshot
-from ocigpu.core.errors import HostError, OcigpuError, RequestError, UsageError, as_own_error, printable
+from ocigpu.core.errors import HostError, OcigpuError, RequestError, as_own_error, printable
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MAX_IMEX_CHANNEL, MAX_TOKENS
-from ocigpu.entry.container_cli.options import PROGRAM, parse_options
+from ocigpu.entry.container_cli.options import PROGRAM, OrdinaryPythonError, parse_options
 from ocigpu.system.log import no_answer
 from ocigpu.system.settings_file import is_snapshot_refused, read_settings
 from ocigpu.system.signals import begin_deadline, end_deadline
@@ -32,16 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if is_snapshot_refused(os.environ.get("OCIGPU_CONFIG", "")) or (is_snapshot() and LOADING.intersection(words)):
             return ORDINARY
-        try:
-            options = parse_options(words)
-        except UsageError:
-            if is_snapshot():  # argparse's own words differ from Python to Python
-                return ORDINARY
-            raise
+        options = parse_options(words)
         if options.load_kmods and is_snapshot():
             return ORDINARY
         debug_file = options.debug_file or debug_file
         text = "".join(f"{line}\n" for line in run_command(options, debug_file))
+    except OrdinaryPythonError:
+        return ORDINARY
     except SystemExit as stop:  # argparse: --help, --version
         return stop.code if isinstance(stop.code, int) else 0
     except KeyboardInterrupt:

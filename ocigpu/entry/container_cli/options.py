@@ -29,10 +29,16 @@ Example: ocigpu-container-cli configure --ldconfig=@/sbin/ldconfig --device=all 
 """
 
 
+class OrdinaryPythonError(Exception):
+    """A snapshot leaves this command line to the ordinary Python, which has argparse's words of its own version."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with our error messages and nvidia-container-cli's exit status."""
 
     def error(self, message: str) -> NoReturn:
+        if is_snapshot():
+            raise OrdinaryPythonError
         raise UsageError(message, f"see: {self.prog} --help")
 
 
@@ -48,11 +54,11 @@ class _CommandParser(Parser):
 
 
 class _Text(argparse.Action):
-    """An option that prints a text and ends.  The ordinary interpreter prints it: a snapshot raises UsageError."""
+    """An option that prints a text and ends; raises OrdinaryPythonError in a snapshot."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_rest: object) -> None:
         if is_snapshot():
-            raise UsageError("no text in a snapshot")
+            raise OrdinaryPythonError
         self.tell(parser)
         parser.exit()
 
@@ -92,7 +98,7 @@ class _Usage(_Text):
 
 
 def parse_options(words: Sequence[str]) -> argparse.Namespace:
-    """Return the options; raises UsageError, SystemExit after --help, --usage and --version.
+    """Return the options; raises UsageError, in a snapshot OrdinaryPythonError; SystemExit after --help and the like.
 
     ``-u`` and ``--user`` take their value attached or not at all, which argparse cannot say.
     """
@@ -108,7 +114,7 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     options, unknown = parser.parse_known_args([*prepared, *words[first:]])
     if options.command is None:
-        raise UsageError("no command given", f"see: {PROGRAM} --help")
+        parser.error("no command given")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return options

@@ -517,14 +517,14 @@ def _ldcache_actions(
     """
     if image.libc != "glibc" or not libraries:
         return []
+    only_ldconfig = ""
     directories: list[str] = [image.library_dir]
     if any(library.bits == 32 for library, _ in libraries):
         directories.append(image.library_dir32)
     if image.compat_dir and settings.cuda_compat_mode == "ldconfig" and "compute" in request.capabilities:
         directories.insert(0, image.compat_dir)
-        image = image._replace(stale_cache="the image has CUDA compatibility libraries")
-        settings = settings._replace(loader_cache="auto")
-    return [_refresh_ldcache(settings, image, directories, given, [library for library, _ in libraries])]
+        only_ldconfig = "the image has CUDA compatibility libraries"
+    return [_refresh_ldcache(settings, image, directories, given, [library for library, _ in libraries], only_ldconfig)]
 
 
 def _refresh_ldcache(
@@ -533,18 +533,22 @@ def _refresh_ldcache(
     directories: "Sequence[str]",
     given: "Sequence[Action]",
     libraries: "Sequence[Library]",
+    only_ldconfig: str = "",
 ) -> RefreshLdCache:
-    """Decide how the loader's cache is made; ``given``: the actions of hook mode, () in the others."""
+    """Decide how the loader's cache is made; ``given``: the actions of hook mode, () in the others.
+
+    ``only_ldconfig``: why the settings do not matter, and ldconfig writes it; "" if they do.
+    """
     reason = "the container's loader finds libraries in its cache"
     entries: tuple[tuple[str, str, int], ...] = ()
     if given:
         way = settings.loader_cache
         why = image.stale_cache or "it is current" if way == "auto" else f'loader-cache is "{way}"'
-        if way == "merge" or (way == "auto" and not image.stale_cache):
+        if not only_ldconfig and (way == "merge" or (way == "auto" and not image.stale_cache)):
             from ocigpu.gpus.libraries.loader_cache import cache_entries
 
             entries = tuple(cache_entries(given, directories, libraries))
             reason += f"; the image's is extended: {why}"
         else:
-            reason += f"; ldconfig writes it: {why}"
+            reason += f"; ldconfig writes it: {only_ldconfig or why}"
     return RefreshLdCache(settings.ldconfig, tuple(directories), reason, entries)
