@@ -304,7 +304,7 @@ def _build_programs(
 
 def _compile_program(compiler: Compiler, program: Path) -> bool:
     """Compile nvidia-smi; return whether it is static."""
-    arguments: list[str | Path] = [*_FLAGS, "-s", SOURCES / "smi.c", "-o", program]
+    arguments: list[str | Path] = [*_FLAGS, f"-I{compiler.scratch}", "-s", SOURCES / "smi.c", "-o", program]
     static = not compiler.run("-static", *arguments)
     if not static:
         compiler.must("smi.c", *arguments)

@@ -223,6 +223,7 @@ static nvml_return ask_mig(device_t device, int valid) {
 #define NUMBER(name, value) ANSWER(name, (device_t device, unsigned int *result), ask_gpu(device, !!result), value)
 
 #include "nvml_metrics.c"
+#include "nvml_limits.c"
 
 EXPORT nvml_return nvmlSystemGetDriverVersion(char *version, unsigned int length) {
     return references ? give(version, length, sim_table.driver_version) : UNINITIALIZED;

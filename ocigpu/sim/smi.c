@@ -1,65 +1,175 @@
 /* The programs of a simulated host: nvidia-smi, and five that only say what they are (told apart by their name).
  *
- * Linked statically, so that it runs in any image. It lists only GPUs whose node it can open, and always says that
- * they are simulated.
+ * Linked statically, so that it runs in any image.  It contains the simulated NVML: what it prints is what other
+ * programs get, of GPUs whose node it can open.  It always says that they are simulated, on stderr where programs read
+ * stdout.  What is printed has the layout that users and test data of parsers (telegraf, nvidia_gpu_exporter) show.
  */
-#include "simstate.h"
+#include "nvml.c"
 
 #include <stdarg.h>
 #include <strings.h>
+#include <time.h>
 
-enum { OK = 0, INVALID = 2, NO_PERMISSION = 4, NO_DEVICES = 6, NO_DRIVER = 9, IN_USE = 19 }; /* exit statuses of nvidia-smi */
+enum { OK = 0, INVALID = 2, NO_DEVICES = 6 }; /* exit statuses of nvidia-smi; the others are NVML's codes */
 
-static struct sim_view view;
+static char shown[SIM_MOST_GPUS]; /* of the GPUs, by index: whether they are meant */
+
+#define EACH_GPU(gpu) for (gpu = devices; gpu < devices + view.gpus; gpu++) if (shown[gpu->index])
 
 static void say_simulated(void) {
     fflush(stdout);
     fprintf(stderr, "nvidia-smi: SIMULATED host, no real GPU\n");
 }
 
-static int usage(const char *format, const char *text) {
+static const char help[] =
+    "usage: nvidia-smi [-i GPU,...] [-l SECONDS | -lms MILLISECONDS] [-f FILE] [WHAT]\n"
+    "  -L                     list GPUs and MIG devices\n"
+    "  -q [-x | -d TYPE,...]  all that is known of GPUs; -x: as XML; -d: MEMORY, UTILIZATION, ECC, TEMPERATURE, ...\n"
+    "  --query-gpu=FIELD,... --format=csv[,noheader][,nounits]           fields: --help-query-gpu\n"
+    "  --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]  fields: --help-query-compute-apps\n"
+    "  topo -m                how GPUs are connected\n"
+    "  dmon [-s pucvmet] [-d SECONDS] [-c COUNT]    watch GPUs\n"
+    "  pmon [-s um] [-d SECONDS] [-c COUNT]         watch processes\n"
+    "  -mig 0|1               MIG mode; mig -h: its instances\n"
+    "  -c MODE                compute mode: 0 default, 2 prohibited, 3 exclusive to a process\n"
+    "  compute-policy --set-timeslice=0|1|2|3       length of time slices\n"
+    "  -r, --gpu-reset        reset GPUs\n"
+    "  --version\n"
+    "GPU: index, UUID or PCI address\n";
+
+static int usage(const char *format, ...) {
+    va_list arguments;
+
+    va_start(arguments, format);
     fprintf(stderr, "nvidia-smi (simulated): ");
-    fprintf(stderr, format, text);
-    fprintf(stderr, "\nusage: nvidia-smi [-L] [-i INDEX|UUID|BUS-ID] [--version] [--gpu-reset]\n"
-                    "       nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]\n");
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "\n%s", help);
     return INVALID;
 }
 
-/* Every GPU that is shown, and the MIG devices of one. */
-#define EACH_GPU(i) for (i = 0; i < view.gpus; i++) if (only < 0 || only == i)
-#define EACH_MIG_DEVICE(mig, of) \
-    for (mig = sim_instances; mig < sim_instances + sim_count; mig++) \
-        if (mig->gpu == (of) && mig->ci >= 0 && sim_visible(&view, mig))
+/* Return whether a word is this option. */
+static int is_flag(const char *word, const char *brief, const char *full) {
+    return strcmp(word, brief) == 0 || strcmp(word, full) == 0;
+}
 
-static int list_gpus(int only) {
-    const struct sim_instance *mig;
+/* Return the value of an option, behind it or after "=", and go on to it; NULL when *at is another word. */
+static char *value(char ***at, const char *brief, const char *full) {
+    char *word = **at;
+    size_t length = strlen(full);
+
+    if (strncmp(word, full, length) == 0 && word[length] == '=')
+        return word + length + 1;
+    return is_flag(word, brief, full) && (*at)[1] ? *++*at : NULL;
+}
+
+/* Return a GPU's PCI address as nvidia-smi writes it. */
+static const char *bus_id(device_t gpu) {
+    static char known[32];
+    struct pci_info info;
+
+    return nvmlDeviceGetPciInfo_v3(gpu, &info) == SUCCESS ? (strcpy(known, info.bus_id), known) : "N/A";
+}
+
+/* Return the index of the GPU named by index, UUID or bus id, -1 when there is none. */
+static int find_gpu(const char *given) {
+    char name[32];
+
+    for (int i = 0; i < view.gpus; i++) {
+        snprintf(name, sizeof name, "%d", i);
+        if (strcmp(given, name) == 0 || strcmp(given, GPU(&devices[i])->uuid) == 0)
+            return i;
+        snprintf(name, sizeof name, "%08X:%02X:00.0", SIM_BUS(GPU(&devices[i])));
+        if (GPU(&devices[i])->bus && (strcasecmp(given, name) == 0 || strcasecmp(given, name + 4) == 0 ||
+                                      strcasecmp(given, name + 9) == 0))
+            return i;
+    }
+    return -1;
+}
+
+/* Ask for the driver and mark the chosen GPUs of a list by commas, all without one; return 0 or an exit status. */
+static int choose(const char *selected) {
+    char names[1024], *rest = names, *name;
+    int code = initialize(), i;
+
+    if (code == DRIVER_NOT_LOADED) {
+        printf("NVIDIA-SMI has failed because the NVIDIA driver (simulated) does not answer: no /dev/nvidiactl can be "
+               "opened.\n");
+        return code;
+    }
+    if (code != SUCCESS) {
+        printf("Failed to initialize NVML: %s\n", nvmlErrorString(code));
+        if (code == LIB_RM_VERSION_MISMATCH)
+            printf("NVML library version: %s\n", sim_table.driver_version);
+        return code > 255 ? 255 : code;
+    }
+    snprintf(names, sizeof names, "%s", selected ? selected : "");
+    memset(shown, !selected, sizeof shown);
+    while (selected && (name = strsep(&rest, ","))) {
+        i = find_gpu(name);
+        if (i < 0)
+            return printf("No devices were found\n"), NO_DEVICES;
+        shown[i] = 1;
+    }
+    return OK;
+}
+
+/* As choose, of GPUs that answer; without any there is nothing to do. */
+static int begin(const char *selected) {
+    int status = choose(selected), any = 0;
+    device_t gpu;
+
+    if (status == NO_DEVICES)
+        say_simulated();
+    if (status != OK)
+        return status;
+    EACH_GPU(gpu) {
+        any |= !lost[gpu->gpu];
+        if (!lost[gpu->gpu])
+            continue;
+        printf("Unable to determine the device handle for GPU%u: %08X:%02X:00.0: GPU is lost.  "
+               "Reboot the system to recover this GPU\n",
+               gpu->index, SIM_BUS(GPU(gpu)));
+        shown[gpu->index] = 0;
+        status = GPU_IS_LOST;
+    }
+    if (any || status != OK)
+        return any ? OK : status;
+    printf("No devices were found\n");
+    say_simulated();
+    return NO_DEVICES;
+}
+
+#include "smi_facts.c"
+#include "smi_query.c"
+#include "smi_show.c"
+#include "smi_topology.c"
+#include "smi_monitor.c"
+#include "smi_mig.c"
+
+/* The MIG devices of a GPU. */
+#define EACH_MIG_DEVICE(device, of) \
+    for (unsigned int at = 0; nvmlDeviceGetMigDeviceHandleByIndex(of, at, &device) == SUCCESS; at++)
+
+static int list_gpus(void) {
+    struct handle *mig;
     char name[64];
-    int i, shown;
+    device_t gpu;
 
-    EACH_GPU(i) {
-        printf("GPU %d: %s (UUID: %s)\n", i, sim_table.gpu[view.gpu[i]].name, sim_table.gpu[view.gpu[i]].uuid);
-        shown = 0;
-        EACH_MIG_DEVICE(mig, view.gpu[i]) {
-            sim_mig_name(mig, name, sizeof name);
-            printf("  MIG %-11s Device %2d: (UUID: %s)\n", name, shown++, mig->uuid);
+    EACH_GPU(gpu) {
+        printf("GPU %u: %s (UUID: %s)\n", gpu->index, GPU(gpu)->name, GPU(gpu)->uuid);
+        EACH_MIG_DEVICE(mig, gpu) {
+            sim_mig_name(mig->mig, name, sizeof name);
+            printf("  MIG %-11s Device %2u: (UUID: %s)\n", name, mig->index, mig->mig->uuid);
         }
     }
     say_simulated();
     return OK;
 }
 
-/* Return a GPU's PCI address as nvidia-smi writes it. */
-static const char *bus_id(const struct sim_gpu *gpu) {
-    static char text[32];
-
-    snprintf(text, sizeof text, "%08X:%02X:00.0", SIM_BUS(gpu));
-    return gpu->bus ? text : "N/A";
-}
-
 static void rule(char line) {
     putchar('+');
-    for (int i = 0; i < 88; i++)
-        putchar(line);
+    line_of(line, 88);
     puts("+");
 }
 
@@ -73,10 +183,11 @@ static void row(const char *format, ...) {
     printf("| %-86.86s |\n", text);
 }
 
-static int show_table(int only) {
-    const struct sim_instance *mig;
-    char name[64], memory[64];
-    int i, shown;
+static int show_table(void) {
+    struct handle *mig;
+    const char *memory;
+    char name[64];
+    device_t gpu;
 
     rule('-');
     row("NVIDIA-SMI %s (simulated host, no real GPU)", sim_table.driver_version);
@@ -85,129 +196,20 @@ static int show_table(int only) {
     rule('-');
     row("%-4s %-40s %-18s %s", "GPU", "Name", "Bus-Id", "Memory-Usage");
     rule('=');
-    EACH_GPU(i) {
-        const struct sim_gpu *gpu = &sim_table.gpu[view.gpu[i]];
-
-        if (gpu->memory)
-            snprintf(memory, sizeof memory, "0MiB / %lluMiB", gpu->memory >> 20);
-        row("%3d  %-40s %-16s   %s", i, gpu->name, bus_id(gpu), gpu->memory ? memory : "Not Supported");
-        shown = 0;
-        EACH_MIG_DEVICE(mig, view.gpu[i]) {
-            sim_mig_name(mig, name, sizeof name);
-            row("       MIG %d: %-12s GI %d  CI %d  %lluMiB", shown++, name, mig->gi, mig->ci,
-                sim_table.profile[mig->profile].memory_mib);
+    EACH_GPU(gpu) {
+        memory = fact_memory(gpu);
+        row("%3u  %-40s %-16s   %s", gpu->index, GPU(gpu)->name, bus_id(gpu),
+            memory ? text("%sMiB / %sMiB", fact_memory_used(gpu), memory) : "Not Supported");
+        EACH_MIG_DEVICE(mig, gpu) {
+            sim_mig_name(mig->mig, name, sizeof name);
+            row("       MIG %u: %-12s GI %d  CI %d  %sMiB", mig->index, name, mig->mig->gi, mig->mig->ci,
+                fact_memory(mig));
         }
     }
     rule('-');
     row("SIMULATED: these GPUs do not exist, nothing can be computed on them");
     rule('-');
     return OK;
-}
-
-static const struct field {
-    const char *name, *alias, *unit;
-} fields[] = {
-    {"index", "", ""},
-    {"name", "gpu_name", ""},
-    {"uuid", "gpu_uuid", ""},
-    {"pci.bus_id", "gpu_bus_id", ""},
-    {"count", "", ""},
-    {"driver_version", "", ""},
-    {"compute_cap", "", ""},
-    {"mig.mode.current", "", ""},
-    {"memory.total", "", "MiB"},
-    {"memory.free", "", "MiB"},
-    {"memory.used", "", "MiB"},
-    {"utilization.gpu", "", "%"},
-    {"temperature.gpu", "", ""},
-};
-
-enum { FIELDS = sizeof fields / sizeof fields[0], MOST = 64 };
-
-static void print_field(int field, int i) {
-    const struct sim_gpu *gpu = &sim_table.gpu[view.gpu[i]];
-
-    switch (field) {
-    case 0: printf("%d", i); break;
-    case 1: printf("%s", gpu->name); break;
-    case 2: printf("%s", gpu->uuid); break;
-    case 3: printf("%s", gpu->bus ? bus_id(gpu) : "[N/A]"); break;
-    case 4: printf("%d", view.gpus); break;
-    case 5: printf("%s", sim_table.driver_version); break;
-    case 6: printf("%u.%u", gpu->major, gpu->minor); break;
-    case 7: printf("%s", !sim_table.profiles ? "[N/A]" : sim_mig_mode[view.gpu[i]] ? "Enabled" : "Disabled"); break;
-    case 8:
-    case 9: printf("%llu", gpu->memory >> 20); break;
-    case 12: printf("30"); break;
-    default: printf("0"); break;
-    }
-}
-
-/* Return whether NVML has no answer: about memory that a GPU shares, and about most of one that is not on PCI. */
-static int is_unknown(int field, const struct sim_gpu *gpu) {
-    return field >= 8 && (field <= 10 ? !gpu->memory : !gpu->bus);
-}
-
-static int query(char *names, const char *format, int only) {
-    int wanted[MOST], count = 0, i, j, header, units;
-    char *name, *rest = names;
-
-    if (strncmp(format, "csv", 3) != 0)
-        return usage("--query-gpu needs --format=csv, not \"%s\"", format);
-    header = !strstr(format, "noheader");
-    units = !strstr(format, "nounits");
-    while ((name = strsep(&rest, ","))) {
-        while (*name == ' ')
-            name++;
-        for (i = 0; i < FIELDS; i++)
-            if (strcmp(name, fields[i].name) == 0 || (*name && strcmp(name, fields[i].alias) == 0))
-                break;
-        if (i == FIELDS || count == MOST)
-            return usage("field \"%s\" is unknown", name);
-        wanted[count++] = i;
-    }
-    for (i = 0; header && i < count; i++) {
-        const struct field *field = &fields[wanted[i]];
-
-        printf("%s%s", i ? ", " : "", field->name);
-        if (*field->unit && units)
-            printf(" [%s]", field->unit);
-    }
-    if (header)
-        putchar('\n');
-    EACH_GPU(i) {
-        for (j = 0; j < count; j++) {
-            printf("%s", j ? ", " : "");
-            if (is_unknown(wanted[j], &sim_table.gpu[view.gpu[i]])) {
-                printf("[N/A]");
-                continue;
-            }
-            print_field(wanted[j], i);
-            if (*fields[wanted[j]].unit && units)
-                printf(" %s", fields[wanted[j]].unit);
-        }
-        putchar('\n');
-    }
-    say_simulated();
-    return OK;
-}
-
-/* Return the index of the GPU named by index, UUID or bus id, -1 when there is none. */
-static int find_gpu(const char *text) {
-    char name[32];
-
-    for (int i = 0; i < view.gpus; i++) {
-        const struct sim_gpu *gpu = &sim_table.gpu[view.gpu[i]];
-
-        snprintf(name, sizeof name, "%d", i);
-        if (strcmp(text, name) == 0 || strcmp(text, gpu->uuid) == 0)
-            return i;
-        snprintf(name, sizeof name, "%s", bus_id(gpu));
-        if (gpu->bus && (strcasecmp(text, name) == 0 || strcasecmp(text, name + 4) == 0 ||
-                         strcasecmp(text, name + 9) == 0))
-            return i;
-    }
-    return -1;
 }
 
 /* Put a pending MIG mode in force and take the MIG devices away; return whether this process may. */
@@ -236,29 +238,25 @@ static int reset_mig(const int *chosen) {
     return stored;
 }
 
-/* Reset GPUs, of a list by commas, all without one: a MIG mode that waits for it is in force then, and MIG devices are
- * gone. As the real one, not while a process uses one of them. */
+/* Reset GPUs: a MIG mode that waits for it is in force then, and MIG devices are gone. As the real one, not while a
+ * process uses one of them. */
 static int reset_gpus(const char *selected) {
-    char names[1024] = "", *rest = names, *name;
-    int chosen[SIM_MOST_GPUS] = {0}, i, gpu;
+    int chosen[SIM_MOST_GPUS] = {0}, status = choose(selected);
     const char *line;
+    device_t gpu;
 
-    snprintf(names, sizeof names, "%s", selected ? selected : "");
-    for (i = 0; !selected && i < view.gpus; i++)
-        chosen[view.gpu[i]] = 1;
-    while (selected && (name = strsep(&rest, ","))) {
-        i = find_gpu(name);
-        if (i < 0) {
-            printf("No devices were found\n");
-            return NO_DEVICES;
-        }
-        chosen[view.gpu[i]] = 1;
-    }
+    if (status != OK)
+        return status;
+    EACH_GPU(gpu)
+        chosen[gpu->gpu] = 1;
     SIM_EACH_LINE("/load", "process ", line) {
-        gpu = sim_number(&line);
-        if (gpu >= 0 && gpu < SIM_MOST_GPUS && chosen[gpu]) {
-            printf("The following GPUs could not be reset:\n  GPU %s: In use by another client\n",
-                   bus_id(&sim_table.gpu[gpu]));
+        int number = sim_number(&line);
+
+        if (number >= 0 && number < SIM_MOST_GPUS && chosen[number]) {
+            EACH_GPU(gpu)
+                if (gpu->gpu == number)
+                    printf("The following GPUs could not be reset:\n  GPU %s: In use by another client\n",
+                           bus_id(gpu));
             say_simulated();
             return IN_USE;
         }
@@ -267,25 +265,24 @@ static int reset_gpus(const char *selected) {
         printf("Insufficient Permissions\n");
         return NO_PERMISSION;
     }
-    for (i = 0; i < view.gpus; i++)
-        if (chosen[view.gpu[i]])
-            printf("GPU %s was successfully reset.\n", bus_id(&sim_table.gpu[view.gpu[i]]));
+    EACH_GPU(gpu)
+        printf("GPU %s was successfully reset.\n", bus_id(gpu));
     say_simulated();
     return OK;
 }
 
-/* Note the length of time slices of one GPU, or of all: 0 default, 1 short, 2 medium, 3 long. */
-static int set_timeslice(int only, const char *timeslice) {
+/* Note the length of time slices: 0 default, 1 short, 2 medium, 3 long. */
+static int set_timeslice(const char *timeslice) {
     char path[4200];
     FILE *file;
-    int i;
+    device_t gpu;
 
     if (strlen(timeslice) != 1 || *timeslice < '0' || *timeslice > '3') {
         printf("Invalid timeslice \"%s\"\n", timeslice);
         return INVALID;
     }
-    EACH_GPU(i) {
-        snprintf(path, sizeof path, "%s/timeslice%d", SIM_BELOW(""), view.gpu[i]);
+    EACH_GPU(gpu) {
+        snprintf(path, sizeof path, "%s/timeslice%d", SIM_BELOW(""), gpu->gpu);
         file = fopen(path, "we");
         if (!file) {
             printf("Insufficient Permissions\n");
@@ -293,65 +290,176 @@ static int set_timeslice(int only, const char *timeslice) {
         }
         fprintf(file, "%s\n", timeslice);
         fclose(file);
-        printf("Successfully set timeslice policy to %s for GPU %s\n", timeslice,
-               bus_id(&sim_table.gpu[view.gpu[i]]));
+        printf("Successfully set timeslice policy to %s for GPU %s\n", timeslice, bus_id(gpu));
     }
     say_simulated();
     return OK;
 }
 
-static int nvidia_smi(int argc, char **argv) {
-    int i, only = -1, list = 0, reset = 0, policy = argc > 1 && strcmp(argv[1], "compute-policy") == 0;
-    char *names = NULL, *timeslice = NULL;
-    const char *format = "", *selected = NULL;
+static int set_compute_mode(const char *given) {
+    static const char *const names[] = {"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"};
+    unsigned int mode = 0;
+    device_t gpu;
 
-    for (i = 1 + policy; i < argc; i++) {
-        if (policy && strncmp(argv[i], "--set-timeslice=", 16) == 0) {
-            timeslice = argv[i] + 16;
-        } else if (policy && strcmp(argv[i], "--set-timeslice") == 0 && i + 1 < argc) {
-            timeslice = argv[++i];
-        } else if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0) {
-            list = 1;
-        } else if (strcmp(argv[i], "-r") == 0 || strcmp(argv[i], "--gpu-reset") == 0) {
-            reset = 1;
-        } else if (strncmp(argv[i], "--query-gpu=", 12) == 0) {
-            names = argv[i] + 12;
-        } else if (strncmp(argv[i], "--format=", 9) == 0) {
-            format = argv[i] + 9;
-        } else if (strncmp(argv[i], "--id=", 5) == 0) {
-            selected = argv[i] + 5;
-        } else if (strcmp(argv[i], "-i") == 0 && i + 1 < argc) {
-            selected = argv[++i];
-        } else if (strcmp(argv[i], "--version") == 0) {
-            printf("NVIDIA-SMI version  : %s (simulated)\nNVML version        : %s\nDRIVER version      : %s\n"
-                   "CUDA Version        : %d.%d\n",
-                   sim_table.driver_version, sim_table.nvml_version, sim_table.driver_version,
-                   sim_table.cuda_version / 1000, sim_table.cuda_version % 1000 / 10);
-            return OK;
-        } else {
-            return usage("option \"%s\" is unknown", argv[i]);
+    while (mode < 4 && strcasecmp(given, names[mode]) != 0 && strcmp(given, text("%u", mode)) != 0)
+        mode++;
+    if (mode == 4 || mode == 1) /* the second is none that CUDA still has */
+        return usage("compute mode \"%s\" is unknown", given);
+    EACH_GPU(gpu) {
+        nvml_return code = nvmlDeviceSetComputeMode(gpu, mode);
+
+        if (code != SUCCESS) {
+            printf("Unable to set the compute mode for GPU %s: %s\n", bus_id(gpu), nvmlErrorString(code));
+            return code;
         }
+        printf("Set compute mode to %s for GPU %s.\n", names[mode], bus_id(gpu));
     }
-    if (!sim_look(&view)) {
-        printf("NVIDIA-SMI has failed because the NVIDIA driver (simulated) does not answer: no /dev/nvidiactl can be "
-               "opened.\n");
-        return NO_DRIVER;
+    puts("All done.");
+    say_simulated();
+    return OK;
+}
+
+static int show_version(void) {
+    printf("NVIDIA-SMI version  : %s (simulated)\nNVML version        : %s\nDRIVER version      : %s\n"
+           "CUDA Version        : %d.%d\n",
+           sim_table.driver_version, sim_table.nvml_version, sim_table.driver_version, sim_table.cuda_version / 1000,
+           sim_table.cuda_version % 1000 / 10);
+    return OK;
+}
+
+static int run_topology(char **at) {
+    const char *selected = NULL, *given;
+    int links = -1, status;
+
+    for (; *at; at++)
+        if (is_flag(*at, "-m", "--matrix"))
+            links = 1;
+        else if (is_flag(*at, "-mp", "--matrix_pci"))
+            links = 0;
+        else if ((given = value(&at, "-i", "--id")))
+            selected = given;
+        else
+            return usage("topo: option \"%s\" is unknown", *at);
+    if (links < 0)
+        return usage("topo needs -m");
+    status = begin(selected);
+    return status == OK ? show_matrix(links) : status;
+}
+
+static int run_monitor(char **at, int processes) {
+    const char *selected = NULL, *groups = processes ? "u" : "puc", *given;
+    int count = 0, seconds = 1, status;
+
+    for (; *at; at++)
+        if ((given = value(&at, "-i", "--id")))
+            selected = given;
+        else if ((given = value(&at, "-s", "--select")))
+            groups = given;
+        else if ((given = value(&at, "-c", "--count")))
+            count = sim_number(&given);
+        else if ((given = value(&at, "-d", "--delay")))
+            seconds = sim_number(&given);
+        else
+            return usage("option \"%s\" is unknown", *at);
+    if (groups[strspn(groups, processes ? "um" : "pucvmet")])
+        return usage("-s \"%s\": %s", groups, processes ? "letters of um" : "letters of pucvmet");
+    if (count < 0 || seconds < 1 || seconds > 10)
+        return usage("-d: 1 to 10 seconds; -c: a number");
+    status = begin(selected);
+    return status == OK ? monitor(processes, groups, count, seconds) : status;
+}
+
+/* What the options without a command say. */
+struct request {
+    int list, all, xml, milliseconds;
+    char *fields, *app_fields;
+    const char *format, *timeslice, *mig, *mode;
+};
+
+static int answer(const struct request *request) {
+    char names[4096];
+
+    refresh();
+    snprintf(names, sizeof names, "%s", request->fields ?: request->app_fields ?: "");
+    return request->timeslice    ? set_timeslice(request->timeslice)
+           : request->mig        ? set_mig_mode(request->mig)
+           : request->mode       ? set_compute_mode(request->mode)
+           : request->fields     ? query_gpus(names, request->format)
+           : request->app_fields ? query_apps(names, request->format)
+           : request->all        ? show_all(request->xml)
+           : request->list       ? list_gpus()
+                                 : show_table();
+}
+
+static int nvidia_smi(char **at) {
+    int policy = *at && strcmp(*at, "compute-policy") == 0, reset = 0, status;
+    struct request request = {.format = ""};
+    const char *selected = NULL, *file = NULL, *number = NULL;
+    char *given;
+
+    if (*at && strcmp(*at, "mig") == 0)
+        return run_mig(at + 1);
+    if (*at && strcmp(*at, "topo") == 0)
+        return run_topology(at + 1);
+    if (*at && (strcmp(*at, "dmon") == 0 || strcmp(*at, "pmon") == 0))
+        return run_monitor(at + 1, **at == 'p');
+    for (at += policy; *at; at++) {
+        if (policy && (given = value(&at, "--set-timeslice", "--set-timeslice")))
+            request.timeslice = given;
+        else if (is_flag(*at, "-L", "--list-gpus"))
+            request.list = 1;
+        else if (is_flag(*at, "-q", "--query"))
+            request.all = 1;
+        else if (is_flag(*at, "-x", "--xml-format"))
+            request.xml = 1;
+        else if (is_flag(*at, "-r", "--gpu-reset"))
+            reset = 1;
+        else if (is_flag(*at, "-h", "--help"))
+            return fputs(help, stdout), OK;
+        else if (is_flag(*at, "--version", "--version"))
+            return show_version();
+        else if (is_flag(*at, "--help-query-gpu", "--help-query-gpu"))
+            return help_fields("--query-gpu=", fields, LENGTH(fields));
+        else if (is_flag(*at, "--help-query-compute-apps", "--help-query-compute-apps"))
+            return help_fields("--query-compute-apps=", app_fields, LENGTH(app_fields));
+        else if ((given = value(&at, "--query-gpu", "--query-gpu")))
+            request.fields = given;
+        else if ((given = value(&at, "--query-compute-apps", "--query-compute-apps")))
+            request.app_fields = given;
+        else if ((given = value(&at, "--format", "--format")))
+            request.format = given;
+        else if ((given = value(&at, "-i", "--id")))
+            selected = given;
+        else if ((given = value(&at, "-mig", "--multi-instance-gpu")))
+            request.mig = given;
+        else if ((given = value(&at, "-c", "--compute-mode")))
+            request.mode = given;
+        else if ((given = value(&at, "-f", "--filename")))
+            file = given;
+        else if ((number = given = value(&at, "-l", "--loop")))
+            request.milliseconds = 1000 * sim_number(&number);
+        else if ((number = given = value(&at, "-lms", "--loop-ms")))
+            request.milliseconds = sim_number(&number);
+        else if ((given = value(&at, "-d", "--display"))) {
+            if (!read_displays(given))
+                return usage("-d: one of its types is unknown");
+        } else
+            return usage("option \"%s\" is unknown", *at);
     }
-    sim_load();
+    if (request.xml && !request.all)
+        return usage("-x needs -q");
+    if (number && request.milliseconds < 1)
+        return usage("-l needs a number from 1 on");
+    if (file && !freopen(file, "we", stdout))
+        return usage("%s: %s", file, strerror(errno));
     if (reset)
         return reset_gpus(selected);
-    if (selected)
-        only = find_gpu(selected);
-    if (!view.gpus || (selected && only < 0)) {
-        printf("No devices were found\n");
-        say_simulated();
-        return NO_DEVICES;
+    status = begin(selected);
+    while (status == OK && (status = answer(&request)) == OK && request.milliseconds) {
+        fflush(stdout);
+        usleep(1000u * (unsigned int)request.milliseconds);
     }
-    if (timeslice)
-        return set_timeslice(only, timeslice);
-    if (names)
-        return query(names, format, only);
-    return list ? list_gpus(only) : show_table(only);
+    return status;
 }
 
 int main(int argc, char **argv) {
@@ -362,5 +470,5 @@ int main(int argc, char **argv) {
         printf("%s %s (simulated: does nothing)\n", name, sim_table.driver_version);
         return OK;
     }
-    return nvidia_smi(argc, argv);
+    return nvidia_smi(argv + (argc > 0));
 }

@@ -277,8 +277,10 @@ def test_nvidia_smi_says_that_it_is_simulated(sim_host: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (("-q",), 2, 'option "-q" is unknown'),
-        (("--query-gpu=colour", "--format=csv"), 2, 'field "colour" is unknown'),
+        (("--colour",), 2, 'option "--colour" is unknown'),
+        (("-q", "-d", "COLOUR"), 2, "-d: one of its types is unknown"),
+        (("mig", "-lgi", "-dgi"), 2, 'more than one action: "-dgi"'),
+        (("--query-gpu=colour", "--format=csv"), 2, 'Field "colour" is not a valid field to query.'),
         (("--query-gpu=index",), 2, "--query-gpu needs --format=csv"),
         (("-i", "9"), 6, "No devices were found"),
     ],
