@@ -64,12 +64,13 @@ class Lab:
         self.settings = options.pop("settings", Settings())
         self.node: DraNode | None = DraNode(host("a100-8") if facts is None else facts)
         self.offered = DeviceOptions(**options.pop("devices", {}))
+        self.metadata = str(directory / "metadata") if options.pop("metadata", False) else ""
         self.options = options
         self.restart(boot)
 
     def restart(self, boot: str = "boot-1") -> None:
         """Begin as a driver that was started again."""
-        place = PoolPlace(DRIVER, NODE, str(self.directory / "cdi"))
+        place = PoolPlace(DRIVER, NODE, str(self.directory / "cdi"), self.metadata)
         store = ClaimStore(str(self.directory), boot)
         self.preparer = Preparer(store, place, self.view, self.get, self.log, **self.options)
         self.preparer.recover()

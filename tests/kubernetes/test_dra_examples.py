@@ -3,7 +3,9 @@
 The scheduler's part is done by the search of ``ocigpu explain``, the kubelet's by its double, the engine's by our CDI.
 """
 
+import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from ocigpu.bundle.inject import inject
 from ocigpu.cdi.registry import read_registry
 from ocigpu.core.settings import Settings
 from ocigpu.kubernetes.dra.fit import fit_claim, held_devices, published_devices
+from ocigpu.kubernetes.dra.metadata import ROOT as METADATA
 from ocigpu.sim.create import create_host
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -44,7 +47,7 @@ CLASSES = {
     }
     for name, kind in (("gpu.nvidia.com", "gpu"), ("mig.nvidia.com", "mig"), ("vfio.gpu.nvidia.com", "vfio"))
 }
-LOOK = script(["nvidia-smi", "-L"], ["ls", "/dev"], ["env"])
+LOOK = (["nvidia-smi", "-L"], ["ls", "/dev"], ["env"])
 
 
 class DraHost(NamedTuple):
@@ -207,9 +210,18 @@ def check_container(
         inject(config, edits)
         given.append(config)
 
-    bundle = make_bundle(script(["true"], ["ls", "/dev/vfio"]) if node.is_driverless else LOOK, edit=edit)
+    files = f"$(find {METADATA} -name '*-metadata.json')"
+    look = (["true"], ["ls", "/dev/vfio"]) if node.is_driverless else LOOK
+    bundle = make_bundle(
+        script(*look, ["sh", "-c", f"cat {files}"], ["sh", "-c", f"for file in {files}; do : >$file; done"]), edit=edit
+    )
     done = run_container([str(requirements.find_program("runc"))], bundle, container_id(), env=environment)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, "ead-only file system" in done.stderr + done.stdout) == (0, True), done.stderr
+    told = [json.loads(each) for each in re.split(r"\n(?={)", done.stdout.split("@@0\n")[len(look)])]
+    described = {one["name"]: one for each in told for one in each["requests"][0]["devices"]}
+    assert set(described) == {each["name"] for each in chosen}
+    for each in chosen:
+        assert described[each["name"]]["attributes"] == each["attributes"]
     if node.is_driverless:
         groups = [each for each in done.stdout.split("@@0\n")[1].split() if each.isdigit()]
         assert len(groups) == 1

@@ -96,7 +96,12 @@ class DraDriver(NodeProgram[DraReading]):
         self.effects = Effects(self.settings, options.mps_root, self.log, self.read_again, self.gate, bus)
         self.preparer = Preparer(
             ClaimStore(self.directory),
-            PoolPlace(options.driver, options.node_name, options.cdi_root),
+            PoolPlace(
+                options.driver,
+                options.node_name,
+                options.cdi_root,
+                f"{self.directory}/metadata" if options.device_metadata else "",
+            ),
             self.node_view,
             self._get_claim,
             self.log,

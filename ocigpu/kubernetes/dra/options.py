@@ -37,6 +37,7 @@ class DraOptions(NamedTuple):
     container_driver_root: str = "/driver-root"
     ignored_xids: str = ""
     mps_root: str = "/run/nvidia/mps"
+    device_metadata: bool = True
     shares: str = "disabled"
     dynamic_mig: bool = False
     passthrough: bool = False

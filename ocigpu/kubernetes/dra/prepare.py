@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError
@@ -22,7 +23,16 @@ from ocigpu.kubernetes.dra.claims import (
     is_allocated,
     read_allocation,
 )
-from ocigpu.kubernetes.dra.devices import MigPlace
+from ocigpu.kubernetes.dra.devices import MigPlace, find_device, made_uuid
+from ocigpu.kubernetes.dra.metadata import (
+    MetadataPlace,
+    has_names,
+    metadata_device,
+    pod_claim_name,
+    remove_metadata,
+    swept_metadata,
+    write_metadata,
+)
 from ocigpu.kubernetes.dra.specs import (
     NodeView,
     cdi_device,
@@ -35,6 +45,8 @@ from ocigpu.kubernetes.dra.specs import (
 )
 from ocigpu.kubernetes.dra.state import ClaimRecord, ClaimStep, ClaimStore, Records
 
+METADATA = "metadata"
+"""The effect that writes the files which tell a claim's containers of their devices."""
 GetClaim = Callable[[str, str], "dict[str, Any] | None"]
 """Returns a claim by namespace and name as the API server has it, None for none; raises HostError OCIGPU-KUBE-5."""
 
@@ -58,11 +70,15 @@ def find_facts(view: NodeView | None, uuid: str) -> HostFacts | None:
 
 
 class PoolPlace(NamedTuple):
-    """Whose claims these are: name of the driver and of the pool, and where CDI specifications go."""
+    """Whose claims these are: name of the driver and of the pool, and where CDI specifications go.
+
+    ``metadata``: the host's directory for the files that tell containers of their devices, "" for none.
+    """
 
     driver: str
     pool: str
     cdi: str
+    metadata: str = ""
 
 
 class PreparedDevice(NamedTuple):
@@ -118,7 +134,12 @@ class Preparer:
                 self._write_spec,
                 lambda _record, step, _view: remove_spec(step["path"]),
                 lambda _record, step, _view: not is_written(step["path"]),
-            )
+            ),
+            METADATA: ClaimEffect(
+                self._write_metadata,
+                lambda _record, step, _view: remove_metadata(MetadataPlace(**step)),
+                lambda _record, step, _view: not (is_written(step["spec"]) and os.path.isdir(step["directory"])),
+            ),
         }
         self.effects.update(effects or {})
         self._lock = threading.Lock()
@@ -164,10 +185,16 @@ class Preparer:
                         self._log("error", f"claim {record.claim}: {error.line}")
 
     def _sweep(self, records: Records) -> None:
-        for path in swept_specs(self.place.cdi, self.place.driver, list(records)):
+        left: list[tuple[str, Callable[[], None]]] = [
+            (path, partial(remove_spec, path)) for path in swept_specs(self.place.cdi, self.place.driver, list(records))
+        ]
+        if self.place.metadata:
+            places = swept_metadata(self.place.metadata, records)
+            left += [(place.directory, partial(remove_metadata, place)) for place in places]
+        for path, remove in left:
             self._log("info", f"{path} removed: its claim is not prepared")
             try:
-                remove_spec(path)
+                remove()
             except OcigpuError as error:
                 self._log("warning", error.message)
 
@@ -241,6 +268,7 @@ class Preparer:
             check_holders(claim, allotted, [(each.claim, each.devices) for each in records.values()])
             families = dict.fromkeys(map(family_of, allotted))
             specs = [ClaimStep("cdi", {"path": self._path(claim, family), "family": family}) for family in families]
+            specs += self._plan_metadata(claim, allotted, document or {})
             record = ClaimRecord(claim, allotted, (*self._plan(allotted, view, tuple(records.values())), *specs))
             self._write(records, record)
             try:
@@ -271,16 +299,43 @@ class Preparer:
                 effect.do(record, step.arguments, self._node())
 
     def _answer(self, record: ClaimRecord) -> tuple[PreparedDevice, ...]:
+        driver, claim = self.place.driver, record.claim
+        has_metadata = any(step.effect == METADATA for step in record.steps)
         return tuple(
             PreparedDevice(
                 each.request.partition("/")[0],
                 self.place.pool,
                 each.device.name,
-                (cdi_device(self.place.driver, record.claim, each.device.name),),
+                (
+                    cdi_device(driver, claim, each.device.name),
+                    *((metadata_device(driver, claim, each.request),) if has_metadata else ()),
+                ),
                 each.share,
             )
             for each in record.devices
         )
+
+    def _plan_metadata(
+        self, claim: ClaimRef, allotted: Sequence[Allotted], document: "dict[str, Any]"
+    ) -> list[ClaimStep]:
+        if not self.place.metadata:
+            return []
+        if not has_names(claim, allotted):
+            self._log("warning", f"claim {claim}: without metadata in its containers: a name is not a Kubernetes name")
+            return []
+        place = MetadataPlace(
+            self._path(claim, METADATA), f"{self.place.metadata}/{claim.uid}", pod_claim_name(document)
+        )
+        return [ClaimStep(METADATA, place._asdict())]
+
+    def _write_metadata(self, record: ClaimRecord, arguments: dict[str, str], view: NodeView) -> None:
+        devices = []
+        for each in record.devices:  # a record that was read from the disk has no attributes
+            device = find_device(view.devices, each.device.name) or each.device
+            uuid = made_uuid(device, view.node) if device.place else ""
+            made = {"uuid": {"string": uuid}} if uuid else {}
+            devices.append(each._replace(device=device._replace(attributes={**device.attributes, **made})))
+        write_metadata(MetadataPlace(**arguments), record.claim, devices, self.place.driver, self.place.pool)
 
     def _path(self, claim: ClaimRef, family: str) -> str:
         if not claim.uid or not all(letter.isalnum() or letter == "-" for letter in claim.uid):
@@ -313,7 +368,7 @@ class Preparer:
             if not effect.shared or all(step not in one.steps for one in others):
                 effect.undo(record, step.arguments, self._view())
             record = record._replace(steps=record.steps[:-1], done=False)
-            if record.steps and step.effect != "cdi":
+            if record.steps and step.effect not in ("cdi", METADATA):
                 self._write(records, record)
         self._write(records, record, forget=True)
 
