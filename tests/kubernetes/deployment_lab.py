@@ -88,6 +88,25 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "host": {"simulation": "/opt/gpus"}, "podAnnotations": {"a": "1"},
     },
+    "pods of their own": {
+        "podLabels": {"team": "gpu"}, "podAnnotations": {"a": "1"}, "nodeSelector": {"pool": "gpu"},
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}, {"name": "TZ", "value": "UTC"}],
+        "mps": {"enabled": True}, "nodeInstaller": {"enabled": True}, "migManager": {"enabled": True},
+        "exporter": {
+            "podLabels": {"team": "metrics"}, "podAnnotations": {"b": "2"}, "nodeSelector": {"disk": "ssd"},
+            "extraEnv": [{"name": "TZ", "value": "CET"}], "priorityClassName": "low", "tolerations": [],
+            "updateStrategy": {"type": "OnDelete"},
+            "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 1, "preference": {"matchExpressions": [{"key": "x", "operator": "Exists"}]}}]}},
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "nvidia.com/gpu.present", "operator": "In", "values": ["true"]}]}],
+            "serviceMonitor": True, "serviceMonitorInterval": "30s", "serviceMonitorTimeout": "10s",
+            "serviceMonitorHonorLabels": False,
+            "serviceMonitorRelabelings": [{"action": "labeldrop", "regex": "instance"}],
+            "serviceMonitorMetricRelabelings": [{"action": "drop", "regex": "x"}],
+        },
+    },
     "nothing": {
         "devicePlugin": {"enabled": False}, "exporter": {"enabled": False}, "nodeLabels": {"enabled": False},
     },

@@ -367,6 +367,73 @@ def test_without_variables_the_pods_ask_by_a_mount() -> None:
         assert {"path": "/dev/null", "type": "CharDevice"} in [each.get("hostPath") for each in pod["volumes"]]
 
 
+def pods_of(found: list[Object]) -> dict[str, Object]:
+    """Return the pod template of each program of nodes."""
+    templates = [each["spec"]["template"] for each in of_kind(found, "DaemonSet").values()]
+    return {template["spec"]["containers"][0]["name"]: template for template in templates}
+
+
+PODS = ("device-plugin", "exporter", "node-labels", "mps-control-daemon", "node-installer", "mig-manager")
+
+
+def test_a_programs_section_adds_to_what_all_pods_have_or_replaces_it() -> None:
+    found = of_case("pods of their own")
+    pods = pods_of(found)
+    assert set(pods) == set(PODS)
+    exporter = pods.pop("exporter")
+    for template in pods.values():
+        assert {"team": "gpu"}.items() <= template["metadata"]["labels"].items()
+        assert template["metadata"]["annotations"] == {"a": "1"}
+        pod = template["spec"]
+        assert pod["nodeSelector"] == {"pool": "gpu"}
+        assert pod["affinity"]["podAntiAffinity"] == {"preferredDuringSchedulingIgnoredDuringExecution": []}
+        assert [each.get("value") for each in pod["containers"][0]["env"]][-2:] == ["http://proxy.example:3128", "UTC"]
+        assert pod["priorityClassName"] == "system-node-critical"
+    assert exporter["metadata"]["labels"]["team"] == "metrics"
+    assert exporter["metadata"]["annotations"] == {"a": "1", "b": "2"}
+    pod = exporter["spec"]
+    assert pod["nodeSelector"] == {"pool": "gpu", "disk": "ssd"}
+    assert "podAntiAffinity" not in pod["affinity"]
+    assert pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]["weight"] == 1
+    assert [each["name"] for each in pod["containers"][0]["env"]].count("TZ") == 1
+    assert {"name": "TZ", "value": "CET"} in pod["containers"][0]["env"]
+    assert (pod["priorityClassName"], pod["tolerations"]) == ("low", [])
+    strategies = {name: each["spec"]["updateStrategy"] for name, each in of_kind(found, "DaemonSet").items()}
+    assert [name for name, each in strategies.items() if each == {"type": "OnDelete"}] == ["ocigpu-exporter"]
+    (monitor,) = of_kind(found, "ServiceMonitor").values()
+    assert monitor["spec"]["endpoints"] == [{
+        "port": "metrics", "honorLabels": False, "interval": "30s", "scrapeTimeout": "10s",
+        "relabelings": [{"action": "labeldrop", "regex": "instance"}],
+        "metricRelabelings": [{"action": "drop", "regex": "x"}],
+    }]  # fmt: skip
+
+
+def test_pods_are_on_the_hosts_network_if_they_are_told_to() -> None:
+    own = {"nodeInstaller": {"hostNetwork": False}, "leases": {"enabled": True, "check": "true", "hostNetwork": True}}
+    for values, expected in (({"hostNetwork": True}, set(PODS) - {"node-installer"}), ({}, set())):
+        found = objects(
+            {**CASES["pods of their own"], **values, "nodeInstaller": {"enabled": True, **own["nodeInstaller"]}}
+        )
+        on_host = {name for name, template in pods_of(found).items() if template["spec"].get("hostNetwork")}
+        assert on_host == expected
+        for template in pods_of(found).values():
+            assert ("dnsPolicy" in template["spec"]) is ("hostNetwork" in template["spec"])
+    agent = pods_of(objects({"leases": own["leases"], "extraEnv": [{"name": "TZ", "value": "UTC"}]}))["lease-agent"]
+    assert agent["spec"]["hostNetwork"] is True
+    for container in agent["spec"]["containers"]:
+        assert container["env"][-1] == {"name": "TZ", "value": "UTC"}
+    driver = pods_of(objects({"dra": {"enabled": True, "podLabels": {"a": "b"}}}))["dra-driver"]
+    assert driver["metadata"]["labels"]["a"] == "b"
+
+
+def test_services_in_front_have_the_labels_of_all_pods() -> None:
+    values = {"podLabels": {"a": "b"}, "tenants": {"enabled": True}, "caas": {"enabled": True, "tlsSecret": "x"}}
+    deployments = of_kind(objects(values), "Deployment")
+    assert len(deployments) == 2
+    for each in deployments.values():
+        assert each["spec"]["template"]["metadata"]["labels"]["a"] == "b"
+
+
 # --- values, schema, renderer, plain manifests
 
 
@@ -408,15 +475,21 @@ WRONG: list[dict[str, Any]] = [
     {"nodeInstaller": {"remov": True}},
     {"nodeSelectorTerms": []},
     {"nodeSelectorTerms": [{"matchFields": []}]},
+    {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}},
+    {"podLabels": {"app.kubernetes.io/component": "x"}},
+    {"extraEnv": [{"name": "NODE_NAME", "value": "x"}]},
+    {"hostNetwork": "yes"},
+    {"exporter": {"serviceMonitorInterval": "often"}},
+    {"devicePlugin": {"podLabels": {"ocigpu/config": "x"}}},
 ]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_the_schema_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
     (name,) = wrong
-    place = (
-        "invalid propertyName 'Upper'" if "files" in str(wrong) else rf"at '(/{name}|': additional properties '{name}')"
-    )
+    place = rf"at '(/{name}|': additional properties '{name}')"
+    if "files" in str(wrong) or "podLabels" in str(wrong):
+        place = "invalid propertyName '(Upper|app.kubernetes.io/component|ocigpu/config)'"
     with pytest.raises(RENDERER.ChartError, match=f"^values .* {place}"):
         RENDERER.render(wrong)
 

@@ -42,13 +42,47 @@ ocigpu/config: {{ .config }}
 {{- end }}
 {{- end -}}
 
-{{/* Nodes: the terms of the values, each with what the named configuration and MPS need. */}}
+{{/* The section of the values that belongs to a program of nodes; empty for others. */}}
+{{- define "ocigpu.section" -}}
+{{ get (dict "device-plugin" "devicePlugin" "dra-driver" "dra" "exporter" "exporter" "node-labels" "nodeLabels" "mps-control-daemon" "mps" "node-installer" "nodeInstaller" "mig-manager" "migManager" "lease-agent" "leases") .component }}
+{{- end -}}
+
+{{- define "ocigpu.podMetadata" -}}
+{{- $own := index .root.Values (include "ocigpu.section" .) | default dict -}}
+labels:
+  {{- include "ocigpu.selector" . | nindent 2 }}
+  {{- with merge (dict) ($own.podLabels | default dict) .root.Values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) ($own.podAnnotations | default dict) .root.Values.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "ocigpu.updateStrategy" -}}
+{{- toYaml ((index .root.Values (include "ocigpu.section" .)).updateStrategy | default .root.Values.updateStrategy) }}
+{{- end -}}
+
+{{/* Variables of the values, after those of the chart; a name in a program's section replaces that of all. */}}
+{{- define "ocigpu.extraEnv" -}}
+{{- $own := (index .root.Values (include "ocigpu.section" .)).extraEnv | default list -}}
+{{- $names := list -}}
+{{- range $own }}{{ $names = append $names .name }}{{ end -}}
+{{- $all := list -}}
+{{- range .root.Values.extraEnv }}{{ if not (has .name $names) }}{{ $all = append $all . }}{{ end }}{{ end -}}
+{{- with concat $all $own }}{{ toYaml . }}{{ end -}}
+{{- end -}}
+
+{{/* Nodes: the terms of the values, each with what the named configuration and MPS need; then preferences. */}}
 {{- define "ocigpu.affinity" -}}
 {{- $here := . -}}
+{{- $own := index .root.Values (include "ocigpu.section" .) -}}
+{{- $affinity := ternary $own.affinity .root.Values.affinity (hasKey $own "affinity") -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
-      {{- $terms := .root.Values.nodeSelectorTerms }}
+      {{- $terms := $own.nodeSelectorTerms | default .root.Values.nodeSelectorTerms }}
       {{- if include "ocigpu.amd" . }}
       {{- /* PCI classes of AMD's accelerators and displays, as node feature discovery writes them by default. */}}
       {{- range $class := list "1200" "0380" "0300" }}
@@ -79,6 +113,12 @@ nodeAffinity:
           - {key: nvidia.com/gpu.deploy.{{ include "ocigpu.client" $here }}, operator: NotIn, values: [paused-for-mig-change]}
           {{- end }}
       {{- end }}
+  {{- with $affinity.nodeAffinity }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with omit $affinity "nodeAffinity" }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* "yes" where a program also runs on the nodes with AMD GPUs. */}}
@@ -116,8 +156,17 @@ gpu-feature-discovery
 {{- if and .root.Values.runtimeClass.name (not .root.Values.host.simulation) (not $installer) }}
 runtimeClassName: {{ .root.Values.runtimeClass.name }}
 {{- end }}
-{{- if .root.Values.priorityClassName }}
-priorityClassName: {{ .root.Values.priorityClassName }}
+{{- $own := index .root.Values (include "ocigpu.section" .) }}
+{{- with ternary $own.priorityClassName .root.Values.priorityClassName (hasKey $own "priorityClassName") }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- if ternary $own.hostNetwork .root.Values.hostNetwork (hasKey $own "hostNetwork") }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- with merge (dict) ($own.nodeSelector | default dict) .root.Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 serviceAccountName: {{ include "ocigpu.name" .root }}-{{ .component }}
 automountServiceAccountToken: {{ or $installer (eq .component "node-labels") (eq .component "dra-driver") }}
@@ -135,7 +184,7 @@ securityContext:
 affinity:
   {{- include "ocigpu.affinity" . | nindent 2 }}
 tolerations:
-  {{- toYaml .root.Values.tolerations | nindent 2 }}
+  {{- toYaml (ternary $own.tolerations .root.Values.tolerations (hasKey $own "tolerations")) | nindent 2 }}
 {{- end -}}
 
 {{/* Variables of all containers.  The runtime gives the GPUs: all of them, so that MIG devices and losses are seen. */}}
