@@ -143,6 +143,7 @@ MANY_WORDS = {
     "--follow": "stay, and show what comes",
     "--force": "do it although something is in the way",
     "--format": "form of the output",
+    "--from": "what is converted",
     "--gpus": "how many a simulated host has",
     "--interval": "how often to look, in seconds",
     "--json": "output for programs: one document, or a document for each line of a log",

@@ -199,6 +199,14 @@ def import_command(file: str = "", output: str = "", dry_run: bool = False, forc
 
 def write_settings(path: str, text: str, force: bool) -> bool:
     """Write a settings file, and return whether it was another before; raises SettingsError OCIGPU-SET-4."""
+    changed = write_text(path, text, force)
+    if changed:
+        forget()
+    return changed
+
+
+def write_text(path: str, text: str, force: bool) -> bool:
+    """Write a file in one step, and return whether it was another before; raises SettingsError OCIGPU-SET-4."""
     from ocigpu.cdi.write import write_file
 
     if os.path.lexists(path):
@@ -213,5 +221,4 @@ def write_settings(path: str, text: str, force: bool) -> bool:
             raise SettingsError("OCIGPU-SET-4", f"write {path}: it already exists", "To replace it: --force")
     with OsErrorAs(SettingsError, "OCIGPU-SET-4", f"write {path}"):
         write_file(path, text.encode())
-    forget()
     return True

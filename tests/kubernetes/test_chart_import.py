@@ -1,0 +1,528 @@
+"""``ocigpu chart import``: values of NVIDIA's charts become values that ours accepts, and each key is accounted for."""
+
+import copy
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from deployment_lab import CHART, Object, containers, objects, of_kind
+from hypothesis import given
+from hypothesis import strategies as st
+from support.products import one_in
+
+from ocigpu.cli.front.main import main
+from ocigpu.cli.settings import charts
+from ocigpu.cli.settings.charts import CHARTS, EMPTY, NONE, TAKEN, UNKNOWN, UNNEEDED, ValuesImport, import_values
+from ocigpu.core.errors import SettingsError
+
+Run = tuple[int, str, str]
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
+
+
+def read_defaults() -> dict[str, dict[str, Any]]:
+    """Return the default values of each chart."""
+    found: dict[str, dict[str, Any]] = {chart: {} for chart in CHARTS}
+    for line in Path(__file__).with_name("chart-defaults.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        chart, key, value = line.split(" ", 2)
+        *above, last = key.split(".")
+        place = found[chart]
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = json.loads(value)
+    return found
+
+
+DEFAULTS = read_defaults()
+
+
+def take(values: Any, chart: str = "") -> ValuesImport:
+    return import_values([("values.yaml", json.dumps(values).encode())], chart)
+
+
+def became(result: ValuesImport) -> dict[str, str]:
+    return {entry.key: entry.became for entry in result.entries}
+
+
+def rendered(result: ValuesImport) -> list[Object]:
+    """Return the objects of our chart with imported values, as Helm reads them from the file."""
+    text = charts.render_values(result)
+    assert yaml.safe_load(text) == result.values
+    VALIDATOR.validate(result.values)
+    return objects(yaml.safe_load(text))
+
+
+# --- the charts' own values
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_every_default_of_a_chart_is_accounted_for(chart: str) -> None:
+    result = take(DEFAULTS[chart])
+    assert result.charts == (("values.yaml", chart),), "it is detected"
+    assert [entry.key for entry in result.entries if entry.became == UNKNOWN] == []
+    keys = [key for key, _, _ in charts.walk(charts.ValuesFile(DEFAULTS[chart]), chart)]
+    assert len(keys) == len(set(keys))
+    assert set(keys) <= {entry.key for entry in result.entries}
+    assert all(entry.remark for entry in result.entries if entry.became in (NONE, UNNEEDED))
+    assert all(entry.to for entry in result.entries if entry.became == TAKEN)
+    VALIDATOR.validate(result.values)
+
+
+@pytest.mark.parametrize("chart", one_in(2, CHARTS))
+def test_a_charts_defaults_are_rendered(chart: str) -> None:
+    found = rendered(take(DEFAULTS[chart]))
+    for each in found:
+        if each["apiVersion"] != "monitoring.coreos.com/v1":
+            kubernetes_validate.validate(each, "1.37", strict=True)
+    programs = {container["name"] for _, container in containers(found)}
+    assert (
+        programs
+        == {
+            "gpu-operator": {"device-plugin", "exporter", "node-labels", "node-installer", "mig-manager"},
+            "device-plugin": {"device-plugin"},
+            "gfd": {"node-labels"},
+            "dcgm-exporter": {"exporter"},
+            "dra-driver": {"dra-driver"},
+        }[chart]
+    )
+
+
+def test_no_key_of_the_table_is_missing_in_the_charts() -> None:
+    """Keys that charts have without a default in their files are named here."""
+    commented = {
+        "gpu-operator": "hostPaths.kubeletRootDir daemonsets.nodeSelector cdi.default devicePlugin.env. toolkit.env."
+        " dcgmExporter.env. dcgmExporter.args dcgmExporter.hpcJobMapping dcgmExporter.podLabelAllowlistRegex"
+        " dcgmExporter.config. dcgmExporter.serviceMonitor. dcgmExporter.imagePullSecrets draDriver. global USER"
+        " COMPUTED",
+        "device-plugin": "devicePlugin.enableHostNetwork gfd.enableHostNetwork mps.enableHostNetwork podLabels"
+        " updateStrategy.rollingUpdate global USER COMPUTED",
+        "gfd": "namespaceOverride podLabels updateStrategy.rollingUpdate global USER COMPUTED",
+        "dcgm-exporter": "customMetrics updateStrategy. selectorLabelsOverride allowDefaultNamespace extraEnv. global"
+        " USER COMPUTED",
+        "dra-driver": "runtimeClassName kubeletPlugin.podLabels kubeletPlugin.securityContext kubeletPlugin.resources"
+        " featureGates. global USER COMPUTED",
+    }
+    for chart, rows in CHARTS.items():
+        known = charts.ValuesFile(DEFAULTS[chart])
+        missing = [key for key in rows if known.get(key, known) is known and not _is_null(DEFAULTS[chart], key)]
+        left = [key for key in missing if not key.startswith(tuple(commented[chart].split()))]
+        assert left == [], chart
+
+
+def _is_null(data: Any, key: str) -> bool:
+    for name in key.split("."):
+        if not isinstance(data, dict) or name not in data:
+            return False
+        data = data[name]
+    return data is None
+
+
+# --- what users set
+
+
+def test_an_operators_values_of_a_fleet() -> None:
+    """As "helm get values" prints them: driver on the nodes, k3s, two configurations, and a mistyped key."""
+    files = {
+        "shared": "version: v1\nsharing:\n  mps:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 4}\n",
+        "whole": "version: v1\nflags:\n  migStrategy: none\n",
+    }
+    config = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+    result = take({
+        "USER-SUPPLIED VALUES": None,
+        "driver": {"enabled": False},
+        "mig": {"strategy": "mixed"},
+        "daemonsets": {
+            "tolerations": [{"operator": "Exists"}], "labels": {"team": "gpu"}, "lables": {},
+            "annotations": {"linkerd.io/inject": "1"}, "rollingUpdate": {"maxUnavailable": "2"},
+        },
+        "toolkit": {"env": [
+            {"name": "CONTAINERD_CONFIG", "value": config},
+            {"name": "CONTAINERD_SET_AS_DEFAULT", "value": "true"},
+            {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"},
+        ]},
+        "devicePlugin": {
+            "config": {"create": True, "name": "plugin", "default": "whole", "data": files},
+            "env": [{"name": "PASS_DEVICE_SPECS", "value": "true"}, {"name": "NODE_NAME", "value": "n"},
+                    {"name": "DEVICE_ID_STRATEGY", "value": "name"}],
+            "imagePullSecrets": ["harbor"],
+            "hostNetwork": True,
+        },
+        "dcgmExporter": {
+            "args": ["-n", "-r", "host:5555"], "annotations": {"a": "b"},
+            "serviceMonitor": {"enabled": True, "interval": "30s", "additionalLabels": {"release": "prometheus"},
+                               "relabelings": [{"action": "labeldrop", "regex": "instance"}]},
+            "config": {"name": "metrics", "create": True, "data": "DCGM_FI_DEV_GPU_TEMP, gauge, temperature\n"},
+        },
+        "migManager": {"config": {"name": "layouts"}, "env": [{"name": "WITH_REBOOT", "value": "true"}]},
+        "gfd": {"resources": {"limits": {"memory": "64Mi"}}},
+    })  # fmt: skip
+    words = became(result)
+    assert words["daemonsets.lables"] == UNKNOWN
+    assert words["devicePlugin.env.NODE_NAME"] == UNNEEDED
+    assert words["devicePlugin.env.DEVICE_ID_STRATEGY"] == NONE
+    (left,) = [entry.remark for entry in result.entries if entry.key == "dcgmExporter.args"]
+    assert left.startswith("without -r host:5555: ")
+    values = result.values
+    assert values["host"] == {"driverRoot": "/"}
+    assert values["config"]["files"] == files | {"default": files["whole"]}
+    assert values["mps"]["enabled"] is True
+    assert values["image"] == {"pullSecrets": ["harbor"]}
+    assert values["migManager"] == {
+        "existing": "layouts", "enabled": True, "default": "all-disabled",
+        "extraEnv": [{"name": "WITH_REBOOT", "value": "true"}],
+    }  # fmt: skip
+    assert values["exporter"]["serviceMonitorHonorLabels"] is False
+    found = rendered(result)
+    pods = of_kind(found, "DaemonSet")
+    for each in pods.values():
+        template = each["spec"]["template"]
+        assert template["metadata"]["labels"]["team"] == "gpu"
+        assert template["metadata"]["annotations"]["linkerd.io/inject"] == "1"
+        assert template["spec"]["tolerations"] == [{"operator": "Exists"}]
+        assert template["spec"]["imagePullSecrets"] == [{"name": "harbor"}]
+        assert each["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 2}
+        assert template["spec"].get("hostNetwork") == (True if "device-plugin" in each["metadata"]["name"] else None)
+    installer = pods["ocigpu-node-installer"]["spec"]["template"]["spec"]["containers"][0]
+    assert {f"--engine-config={config}", "--default"} <= set(installer["args"])
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"} in installer["env"]
+    exporter = pods["ocigpu-exporter"]["spec"]["template"]
+    assert exporter["metadata"]["annotations"] == {"a": "b", "linkerd.io/inject": "1"}
+    assert exporter["spec"]["containers"][0]["args"][-1] == "-n"
+    (monitor,) = of_kind(found, "ServiceMonitor").values()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint == {
+        "port": "metrics", "honorLabels": False, "interval": "30s",
+        "relabelings": [{"action": "labeldrop", "regex": "instance"}],
+    }  # fmt: skip
+    labels = pods["ocigpu-node-labels"]["spec"]["template"]["spec"]["containers"][0]
+    assert labels["resources"] == {"limits": {"memory": "64Mi"}}
+
+
+def test_the_device_plugins_and_the_exporters_values_together() -> None:
+    term = {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["a100"]}]}
+    plugin = {
+        "config": {"map": {"only": "version: v1\nflags:\n  migStrategy: none\n"}},
+        "fullnameOverride": "gpus", "compatWithCPUManager": True, "deviceListStrategy": ["envvar", "cdi-cri"],
+        "nodeSelector": {"pool": "gpu"}, "runtimeClassName": "nvidia", "migStrategy": "mixed",
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}},
+            "podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
+        },
+        "gfd": {"enabled": True, "sleepInterval": "5m", "noTimestamp": True},
+        "imagePullSecrets": [{"name": "harbor"}], "securityContext": {"privileged": True},
+    }  # fmt: skip
+    exporter = {
+        "arguments": ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv", "--collect-interval", "5000"],
+        "tolerations": [{"key": "x", "operator": "Exists"}], "hostNetwork": True, "priorityClassName": "low",
+        "podLabels": {"a": "b"}, "extraEnv": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        "service": {"port": 9500, "type": "NodePort"}, "nodeSelector": {"disk": "ssd"},
+        "serviceMonitor": {"interval": "1m", "metricRelabelings": [{"action": "drop", "regex": "x"}]},
+        "imagePullSecrets": [{"name": "quay"}], "tlsServerConfig": {"enabled": True},
+    }  # fmt: skip
+    result = import_values([(name, json.dumps(each).encode()) for name, each in (("a", plugin), ("b", exporter))])
+    assert [chart for _, chart in result.charts] == ["device-plugin", "dcgm-exporter"]
+    words = became(result)
+    assert [words[key] for key in ("tlsServerConfig.enabled", "service.type", "serviceMonitor.enabled")] == [
+        NONE, NONE, TAKEN,
+    ]  # fmt: skip
+    found = rendered(result)
+    pods = of_kind(found, "DaemonSet")
+    assert set(pods) == {
+        *("gpus-device-plugin", "gpus-device-plugin-only"),
+        *("gpus-node-labels", "gpus-node-labels-only", "gpus-exporter"),
+    }
+    assert "RuntimeClass" not in {each["kind"] for each in found}, "it belongs to somebody else"
+    for name, each in pods.items():
+        pod = each["spec"]["template"]["spec"]
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert [term["matchExpressions"][0] for term in terms] == term["matchExpressions"]
+        assert pod["runtimeClassName"] == "nvidia"
+        assert [each["name"] for each in pod["imagePullSecrets"]] == ["harbor", "quay"]
+        assert pod["nodeSelector"] == {"pool": "gpu"} | ({"disk": "ssd"} if name == "gpus-exporter" else {})
+    words_of = pods["gpus-device-plugin"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert words_of[-2:] == ["--pass-device-specs=true", "--mig-strategy=mixed"]
+    assert "--device-list-strategy=envvar,cdi-cri" in words_of
+    labels = pods["gpus-node-labels"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert {"--no-timestamp=true", "--sleep-interval=5m"} <= set(labels)
+    pod = pods["gpus-exporter"]["spec"]["template"]["spec"]
+    assert (pod["priorityClassName"], pod["hostNetwork"], pod["dnsPolicy"]) == ("low", True, "ClusterFirstWithHostNet")
+    assert pod["tolerations"] == [{"key": "x", "operator": "Exists"}]
+    assert pod["containers"][0]["env"][-1]["name"] == "A"
+    assert pod["containers"][0]["ports"][0]["containerPort"] == 9500
+
+
+def test_a_dra_drivers_values() -> None:
+    result = take({
+        "nvidiaDriverRoot": "/run/nvidia/driver",
+        "resources": {"computeDomains": {"enabled": False}},
+        "featureGates": {"MPSSupport": True, "DynamicMIG": True, "NVMLDeviceHealthCheck": True, "Unheard": True},
+        "kubeletPlugin": {
+            "kubeletPluginsDirectoryPath": "/var/lib/k0s/kubelet/plugins", "nodeSelector": {"a": "b"},
+            "containers": {"gpus": {"resources": {"limits": {"memory": "1Gi"}}}},
+        },
+        "controller": {"replicas": 2},
+    })  # fmt: skip
+    words = became(result)
+    assert words["featureGates.Unheard"] == UNKNOWN
+    assert words["resources.computeDomains.enabled"] == UNNEEDED
+    assert words["controller.replicas"] == NONE
+    (pod, container), *others = containers(rendered(result))
+    assert not others
+    assert container["args"][-1] == "--dynamic-mig"
+    assert container["securityContext"]["privileged"] is True
+    assert container["resources"] == {"limits": {"memory": "1Gi"}}
+    assert "--plugins-directory=/var/lib/k0s/kubelet/plugins" in container["args"]
+    assert pod["nodeSelector"] == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("chart", "values", "key", "reason"),
+    [
+        ("device-plugin", {"config": {"map": {"A100": ""}}}, "config.map", "at most 30"),
+        ("device-plugin", {"config": {"map": {"a": "nonsense: 1"}}}, "config.map", "none of its keys is known"),
+        ("device-plugin", {"config": {"map": {"a": "", "b": ""}, "default": "c"}}, "config.default", 'has no "c"'),
+        ("device-plugin", {"config": {"name": "x", "default": "c"}}, "config.default", "the key default"),
+        (
+            "device-plugin",
+            {"config": {"map": {"a": "", "default": ""}, "default": "a"}},
+            "config.map",
+            "default is for all other nodes",
+        ),
+        ("device-plugin", {"deviceListStrategy": "shout"}, "deviceListStrategy", "shout"),
+        ("device-plugin", {"fullnameOverride": "x" * 31}, "fullnameOverride", "not the form"),
+        ("device-plugin", {"podLabels": {"ocigpu/config": "x"}}, "podLabels", "selects its pods by"),
+        ("device-plugin", {"gfd": {"sleepInterval": "soon"}}, "gfd.sleepInterval", "sleep-interval"),
+        ("device-plugin", {"affinity": {"x": {}}}, "affinity", "no affinity"),
+        (
+            "dcgm-exporter",
+            {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchFields": []}]}}}},
+            "affinity",
+            "other than labels",
+        ),
+        ("dcgm-exporter", {"customMetrics": "DCGM_FI_DEV_GPU_TMP, gauge, x"}, "customMetrics", "unknown metric"),
+        ("dcgm-exporter", {"service": {"address": "1.2.3.4:1"}}, "service.address", "all addresses"),
+        ("dcgm-exporter", {"service": {"port": 1, "address": ":2"}}, "service.address", "are one here"),
+        ("dcgm-exporter", {"kubeletPath": "/x"}, "kubeletPath", "not pod-resources below"),
+        ("dcgm-exporter", {"arguments": ["-m", "ns:map"]}, "arguments", "mount the ConfigMap"),
+        ("dcgm-exporter", {"serviceMonitor": {"interval": "often"}}, "serviceMonitor.interval", "not the form"),
+        ("dcgm-exporter", {"imagePullSecrets": [1]}, "imagePullSecrets", "not the name of a secret"),
+        ("gpu-operator", {"migManager": {"config": {"data": {"config.yaml": "x"}}}}, "migManager.config.data", "mig"),
+        ("gpu-operator", {"devicePlugin": {"config": {"data": {"a": ""}}}}, "devicePlugin.config.data", "ignores"),
+    ],
+)  # fmt: skip
+def test_what_our_programs_would_refuse_is_not_taken_over(
+    chart: str, values: dict[str, Any], key: str, reason: str
+) -> None:
+    result = take(values, chart)
+    (entry,) = [entry for entry in result.entries if entry.key == key]
+    assert entry.became == NONE
+    assert reason in entry.remark
+    VALIDATOR.validate(result.values)
+
+
+# --- hostile files
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (b"a: [", "not YAML"),
+        (b"\xff\xfe\x00", "not YAML"),
+        (b"- 1\n", "not a mapping"),
+        (b"a: 1\na: 2\n", "duplicate key"),
+        (b"a: 1\n---\nb: 2\n", "second document"),
+        (b"? [a]\n: 1\n", "not text"),
+        (b"a: !!python/object/apply:os.system [id]\n", "tag"),
+        (b"a: " + b"[" * 500, "not YAML"),
+        (b"x: &a [1,1,1,1,1,1,1,1,1]\n" + b"".join(b"y%d: &b%d [*%s]\n" % (n, n, b",*".join(
+            [b"a" if n == 0 else b"b%d" % (n - 1)] * 9)) for n in range(8)), "counting each alias"),
+        (b"#" * (1 << 20) + b"\n", "larger than 1 MiB"),
+        (b"hello: 1\n", "no chart of NVIDIA's"),
+        (b"tolerations: []\n", "has keys of device-plugin, gfd, dcgm-exporter"),
+        (b"devicePlugin: {enabled: 'yes'}\nmig: {strategy: most}\n", 'expected true or false, found "yes"; '),
+        (b"devicePlugin: 5\ntoolkit: {enabled: true}\n", "devicePlugin"),
+        (b"toolkit: {env: [{name: 'A=B', value: x}]}\n", "a list of variables"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, bytes) else "",
+)  # fmt: skip
+def test_a_file_that_is_broken_is_an_error_of_one_line(
+    text: bytes, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_bytes(text)
+    target = tmp_path / "out"
+    if cause == "devicePlugin":  # a section that is no section is an unknown key, and none of its values is lost
+        assert became(import_values([("x", text)]))["devicePlugin"] == UNKNOWN
+        return
+    assert main(["chart", "import", str(file), "-o", str(target)]) == 1
+    out, err = capsys.readouterr()
+    first, *hints = err.splitlines()
+    assert re.match("ocigpu: OCIGPU-KUBE-9: ", first)
+    assert cause in first
+    assert all(line.startswith("hint: ") for line in hints)
+    assert (out, target.exists()) == ("", False)
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20),
+    st.sampled_from(["/x", "1e3", "yes", "0x1f", "a\nb ", "mixed", "RollingUpdate", "15s", "a: b", "\u2028", "-f"]),
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.one_of(st.text(max_size=9), st.sampled_from(["name", "value", "default", "type"])), inner,
+                        max_size=3),
+    ),
+    max_leaves=6,
+)  # fmt: skip
+PLACES = [(chart, key) for chart, rows in CHARTS.items() for key in rows]
+
+
+@given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max_size=4))
+def test_whatever_a_value_is_ours_are_accepted_by_the_chart_or_it_is_an_error(changes: Any) -> None:
+    chart = changes[0][0][0]
+    values = copy.deepcopy(DEFAULTS[chart])
+    for (_, key), value in changes:
+        *above, last = key.split(".")
+        place = values
+        for name in above:
+            if not isinstance(place.get(name), dict):
+                place[name] = {}
+            place = place[name]
+        place[last] = value
+    text = json.dumps(values, ensure_ascii=True).encode()  # each JSON is YAML
+    try:
+        result = import_values([("values.yaml", text)], chart)
+    except SettingsError as error:
+        said = error
+    else:
+        VALIDATOR.validate(result.values)
+        assert json.dumps(yaml.safe_load(charts.render_values(result))) == json.dumps(result.values)
+        return
+    assert said.code == "OCIGPU-KUBE-9"
+    assert said.message.isprintable()
+
+
+def test_helm_reads_texts_as_the_texts_that_they_were() -> None:
+    """Go's YAML reads some words as numbers that PyYAML does not."""
+    nasty = ["1e3", "yes", "0x1f", "0o17", "1_000", ".5", "~", "null", "a: b", "#x", " x ", "a\nb\n", "x\ty",
+             "2001-01-01", "é", "NaN", "12:30:45", "{{ .Values }}", "-", "y"]  # fmt: skip
+    result = take({"podAnnotations": {f"a{number}": text for number, text in enumerate(nasty)}}, "gfd")
+    (each,) = of_kind(rendered(result), "DaemonSet").values()
+    assert list(each["spec"]["template"]["metadata"]["annotations"].values()) == [
+        nasty[int(name[1:])] for name in each["spec"]["template"]["metadata"]["annotations"]
+    ]
+
+
+# --- the table
+
+
+def property_of(path: str) -> Any:
+    """Return what the schema says of one of our values."""
+    found = SCHEMA
+    for name in path.split("."):
+        while "$ref" in found:
+            found = SCHEMA["definitions"][found["$ref"].rpartition("/")[2]]
+        if name not in found.get("properties", {}):
+            assert found.get("additionalProperties"), path
+            return found["additionalProperties"]
+        found = found["properties"][name]
+    return found
+
+
+def test_the_tables_values_are_values_of_our_chart() -> None:
+    for rows in CHARTS.values():
+        for row in rows.values():
+            assert row.how in charts.CONVERTERS
+            assert row.kind in charts.KINDS
+            assert bool(row.to or row.set) != bool(row.none or row.unneeded), row.key
+            for path in (*row.to, *row.set):
+                property_of(path)
+            for other in row.others.values():
+                assert other in rows, row.key
+    assert {"to": ()}.keys() <= set(charts.ChartKey._fields)
+
+
+def test_what_the_chart_keeps_for_itself_is_what_its_schema_refuses() -> None:
+    definitions = SCHEMA["definitions"]
+    assert set(definitions["extraEnv"]["items"]["properties"]["name"]["not"]["enum"]) == charts.OWN_VARIABLES
+    assert set(definitions["podLabels"]["propertyNames"]["not"]["enum"]) == charts.OWN_LABELS
+    files = SCHEMA["properties"]["config"]["properties"]["files"]["propertyNames"]["pattern"]
+    assert files == f"^{charts.FILE_NAME.pattern}$"
+    text = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    assert set(re.findall(r"- name: ([A-Z_]{4,})\n", text)) == charts.OWN_VARIABLES
+
+
+# --- the command
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "values.yaml"
+    path.write_text("arguments: [-n]\nserviceMonitor: {enabled: false}\nimage: {tag: x}\nservce: 1\n")
+    return path
+
+
+def test_the_values_are_printed_and_the_table_is_on_the_other_stream(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chart", "import", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert yaml.safe_load(out)["exporter"]["args"] == ["-n"]
+    assert re.search(r"^servce +unknown key .*service was meant", err, re.MULTILINE)
+    assert re.search(r"^image.tag +not needed", err, re.MULTILINE)
+    assert "# Unknown key:\n#   servce: " in out
+    assert "3 taken over, 1 not needed, 1 unknown key" in err
+
+
+def test_a_file_is_written_and_another_is_not_replaced(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "ours.yaml"
+    for force, status, said in (
+        ([], 0, "written"),
+        ([], 0, "unchanged"),
+        ([], 1, "OCIGPU-SET-4"),
+        (["--force"], 0, ""),
+    ):
+        assert main(["chart", "import", str(file), "-o", str(target), *force]) == status
+        out, err = capsys.readouterr()
+        assert said in err
+        assert out == ""
+        if said == "unchanged":
+            file.write_text("arguments: [-n]\n")
+    assert "arguments" not in target.read_text()
+    assert target.read_text().startswith("# Values of ocigpu's chart, imported from ")
+
+
+def test_json_names_every_key_and_standard_input_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = yaml.safe_dump(DEFAULTS["gfd"]).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert main(["chart", "import", "-", "--from", "gfd", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["charts"] == [{"file": "standard input", "chart": "gfd"}]
+    assert {key["key"] for key in answer["keys"]} >= {"nfd.nameOverride", "podAnnotations", "sleepInterval"}
+    assert {key["became"] for key in answer["keys"]} == {TAKEN, UNNEEDED, EMPTY}
+    assert yaml.safe_load(answer["text"])["nodeLabels"]["args"][-1] == "--sleep-interval=60s"
+
+
+def test_a_file_that_is_not_there_and_a_chart_that_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chart", "import", str(tmp_path / "none")]) == 1
+    assert "OCIGPU-KUBE-9: read " in capsys.readouterr().err
+    assert main(["chart", "import", "--from", "x", str(tmp_path)]) == 2
