@@ -109,6 +109,18 @@ def _fields(handle: Any) -> Sequence[Any]:
     return *counts, None if sent is None or received is None else sent + received
 
 
+LINKS = 18
+"""NVLinks of a GPU at most, as DCGM numbers them."""
+
+
+@_gives(*(f"NVLINK_BANDWIDTH_L{link}" for link in range(LINKS)))
+def _links(handle: Any) -> Sequence[Any]:
+    wanted = [(field, link) for link in range(LINKS) for field in (138, 139)]
+    counts = [_field(value) for value in pynvml.nvmlDeviceGetFieldValues(handle, wanted)]
+    pairs = zip(counts[::2], counts[1::2], strict=True)
+    return [None if sent is None or received is None else sent + received for sent, received in pairs]
+
+
 def _field(value: Any) -> float | None:
     """Return a field's value by its type (nvmlValueType_t), None where the GPU has none."""
     names = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal"}
@@ -131,6 +143,19 @@ def read_pcie_rates(handle: Any) -> Sequence[Any]:
     """Each takes 20 ms: NVML counts for that long."""
     directions = (pynvml.NVML_PCIE_UTIL_TX_BYTES, pynvml.NVML_PCIE_UTIL_RX_BYTES)
     return [pynvml.nvmlDeviceGetPcieThroughput(handle, direction) * 1000 for direction in directions]
+
+
+@_gives("PCIE_TX_THROUGHPUT", "PCIE_RX_THROUGHPUT")
+def _pcie_throughput(handle: Any) -> Sequence[Any]:
+    """Each takes 20 ms, as in :func:`read_pcie_rates`."""
+    directions = (pynvml.NVML_PCIE_UTIL_TX_BYTES, pynvml.NVML_PCIE_UTIL_RX_BYTES)
+    return [pynvml.nvmlDeviceGetPcieThroughput(handle, direction) for direction in directions]
+
+
+@_gives("SHUTDOWN_TEMP", "SLOWDOWN_TEMP", "MEM_MAX_OP_TEMP", "GPU_MAX_OP_TEMP")
+def _thresholds(handle: Any) -> Sequence[Any]:
+    # NVML_TEMPERATURE_THRESHOLD_SHUTDOWN, SLOWDOWN, MEM_MAX, GPU_MAX
+    return [try_(pynvml.nvmlDeviceGetTemperatureThreshold, handle, kind) for kind in range(4)]
 
 
 _PLAIN = {

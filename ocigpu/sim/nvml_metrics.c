@@ -157,6 +157,8 @@ struct field_value {
     } value;
 };
 
+#define ALL_LINKS 0xffffffffu /* scope of a field: UINT_MAX (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX) */
+
 enum { FIELD_UNSIGNED_INT = 1, FIELD_UNSIGNED_LONG_LONG = 3 };
 
 static void give_field(device_t device, struct field_value *field) {
@@ -170,8 +172,14 @@ static void give_field(device_t device, struct field_value *field) {
         break;
     case 38: case 45: case 52: case 59: /* NVLink's errors */
         break;
-    case 138: case 139: /* what went over NVLink, in KiB */
+    case 138: case 139: /* what went over one NVLink or all, in KiB */
         field->value.counter = SINCE_2024 * 4;
+        if (field->scope == ALL_LINKS)
+            break;
+        if (field->scope >= (unsigned int)sim_table.nvlinks)
+            field->result = NOT_SUPPORTED;
+        else
+            field->value.counter /= (unsigned int)sim_table.nvlinks;
         break;
     default:
         field->result = NOT_SUPPORTED;

@@ -141,7 +141,7 @@ def test_names_of_the_first_exporter_are_understood_and_kept() -> None:
         "DCGM_FI_DEV_NVSWITCH_LINK_STATUS",
         "DCGM_FI_DEV_BAR1_USED",
         "DCGM_FI_DEV_CPU_UTIL_TOTAL",
-        "DCGM_FI_DEV_NVLINK_BANDWIDTH_L0",
+        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0",
     ],
 )
 def test_what_nvml_cannot_supply_is_named_and_left_out(name: str) -> None:

@@ -60,6 +60,19 @@ def test_other_orders_are_followed_at_once(sampler: Sampler) -> None:
     assert set(wait_for_sample(sampler).gpus[0].values) == {"DCGM_FI_DEV_FB_USED"}
 
 
+def test_each_nvlink_of_a_gpu_has_its_traffic_and_temperatures_their_thresholds(sampler: Sampler) -> None:
+    """A simulated A100 has 12 links."""
+    links = tuple(f"DCGM_FI_DEV_NVLINK_BANDWIDTH_L{link}" for link in range(18))
+    limits = ("DCGM_FI_DEV_SLOWDOWN_TEMP", "DCGM_FI_DEV_SHUTDOWN_TEMP")
+    rates = ("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "DCGM_FI_DEV_PCIE_RX_THROUGHPUT")
+    sampler.order(Orders((*links, *limits, *rates, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"), 3600, 300, 300))
+    values = wait_for_sample(sampler).gpus[0].values
+    total = values["DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"]
+    assert [link in values for link in links] == [True] * 12 + [False] * 6
+    assert [values[link] for link in links[:12]] == [pytest.approx(total / 12, rel=1e-3)] * 12
+    assert [values[name] for name in (*limits, *rates)] == [89, 92, 100, 100]
+
+
 def test_nvml_that_hangs_is_replaced_and_answers_again(sampler: Sampler, simulated_host: SimulatedHost) -> None:
     sampler.order(ORDERS)
     wait_for_sample(sampler)
