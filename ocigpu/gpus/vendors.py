@@ -10,7 +10,7 @@ from ocigpu.core.vendors import FIRST, VENDORS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Protocol
 
     from ocigpu.core.actions import Plan
     from ocigpu.core.facts import HostFacts, ImageFacts
@@ -22,6 +22,24 @@ if TYPE_CHECKING:
     from ocigpu.gpus.usage import Usage
 
     Fingerprint = tuple[tuple[str, str], ...]
+
+    class Board(Protocol):
+        """What a simulated host is told of the model of its GPUs (:class:`ocigpu.sim.models.Model`)."""
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def architecture(self) -> str: ...
+        @property
+        def driver_version(self) -> str: ...
+        @property
+        def device_id(self) -> int: ...
+        @property
+        def memory_mib(self) -> int: ...
+        @property
+        def multiprocessors(self) -> int: ...
+        @property
+        def power_watts(self) -> int: ...
 
 
 def late(name: str) -> "Callable[..., Any]":
@@ -53,7 +71,8 @@ def _no_words(*_: "Any") -> str:
 class Simulated(NamedTuple):
     """What a driver shows of simulated GPUs, by path below the host; nodes are (path, major, minor, mode).
 
-    ``groups``: of nodes that are not of root's group.
+    ``groups``: of nodes that are not of root's group.  ``programs``: by name the modules whose main(root, arguments)
+    prints what the vendor's program of this name prints.
     """
 
     files: "dict[str, str]"
@@ -61,6 +80,7 @@ class Simulated(NamedTuple):
     nodes: "tuple[tuple[str, int, int, int], ...]"
     gpus: "tuple[dict[str, Any], ...]"
     groups: "dict[str, int]"
+    programs: "dict[str, str]"
 
 
 class Trouble(NamedTuple):
@@ -120,7 +140,7 @@ class Vendor(NamedTuple):
     read_facts: "Callable[[Settings], HostFacts]" = _missing
     read_now: "Callable[[Settings], HostFacts]" = _missing
     make_plan: "Callable[[HostFacts, Request, Settings, ImageFacts | None, str], Plan]" = _missing
-    simulate: "Callable[[int, int, int, int], Simulated]" = _missing
+    simulate: "Callable[[int, Board, int, int], Simulated]" = _missing
     check: "Callable[[Settings], tuple[Trouble, ...]]" = _missing
     read_usage: "Callable[[Settings, HostFacts], tuple[Usage, ...]]" = _nothing
     read_links: "Callable[[Settings, HostFacts], tuple[GpuLink, ...]]" = _nothing

@@ -41,6 +41,7 @@ from ocigpu.sim.nodes import (
     plan_nodes,
     plan_tegra_nodes,
 )
+from ocigpu.sim.program import render_stub
 from ocigpu.sim.table import make_table
 
 _NO_FILES = {"library_directory": "", "libraries": [], "binaries": [], "sockets": [], "dri": True, "ldcache": False}
@@ -73,9 +74,9 @@ def create_host(
     files that stand for them, None real ones where mknod(2) is permitted.  ``driver`` "none": the GPUs are bound to
     vfio-pci and the host lacks all of NVIDIA's files; with ``iommufd`` the kernel also has nodes for single functions.
     ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out the parts they name.  ``few``: only what programs of
-    this machine load, NVML, CUDA and nvidia-smi, without any of these and without nodes.  ``faults``: names of
-    ocigpu.sim.faults; with any, also "none", the host has a system around the driver.  ``progress`` is called with one
-    short line per step.
+    this machine load, NVML, CUDA and nvidia-smi, without any of these and without nodes; of another vendor only its
+    programs and their files.  ``faults``: names of ocigpu.sim.faults; with any, also "none", the host has a system
+    around the driver.  ``progress`` is called with one short line per step.
 
     Everything is made beside the directory and renamed into place, so a failure leaves nothing behind. The directory
     must not exist or be empty. Raises OcigpuError (OCIGPU-SIM-1); needs a C compiler, and no privileges.
@@ -91,11 +92,10 @@ def create_host(
     version = driver_version or chosen.driver_version
     if chosen.vendor != NVIDIA and (faults or mig or version != chosen.driver_version):
         raise sim_error(f"model {chosen.key}: only nodes and sysfs are simulated: no MIG devices, faults and versions")
-    if few and (chosen.vendor != NVIDIA or others or faults):
-        no = next((one for one in models if one.vendor != NVIDIA), None)
-        what = f"model {no.key}: its programs read nodes and sysfs, not libraries" if no else "faults need a whole host"
+    if few and (others or faults):
+        what = "GPUs of several vendors" if others else "faults"
         fix = " ".join(("as root: ocigpu sim create DIR", *(f"--model {one.key}" for one in models)))
-        raise sim_error(f"{what}: not without a simulated host's root directory", fix)
+        raise sim_error(f"{what} need a whole simulated host, not only its programs", fix)
     if chosen.vendor == NVIDIA and not _VERSION.fullmatch(version):
         raise sim_error(f"driver version {quoted(version)}: not like {chosen.driver_version}")
     if chosen.tegra and (faults or driver or others):
@@ -201,7 +201,7 @@ def _make_host(
         if model.vendor != NVIDIA:
             say(f"making device nodes and /sys: {model.name}")
             numbers = (free_majors()[NVIDIA_MAJORS + number], first_card + number * len(gpus))
-            _add_other(root, model, len(gpus), *numbers, parts, marker)
+            _add_other(root, target, model, len(gpus), *numbers, parts, marker)
     write_marker(root, marker)
     for name in ("run", "tmp", "proc", "etc"):
         (root / name).mkdir(exist_ok=True)
@@ -293,21 +293,31 @@ def _plan_nodes(gpus: tuple[SimGpu, ...], majors: Majors, first_card: int, parts
 
 
 def _add_other(
-    root: Path, model: Model, count: int, major: int, first_card: int, parts: _Parts, marker: dict[str, Any]
+    root: Path,
+    target: Path,
+    model: Model,
+    count: int,
+    major: int,
+    first_card: int,
+    parts: _Parts,
+    marker: dict[str, Any],
 ) -> None:
     """Make what the driver of another vendor shows of its GPUs, and add that to the marker's content."""
-    made = load_vendor(model.vendor).simulate(count, model.device_id, first_card, major)
+    made = load_vendor(model.vendor).simulate(count, model, first_card, major)
+    for name, module in made.programs.items():
+        write_file(root / "usr/bin" / name, render_stub(module, str(target)), 0o755)
     for path, text in made.files.items():
         write_file(root / path, text)
-    for path, target in made.links.items():
+    for path, other in made.links.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).symlink_to(target)
+        (root / path).symlink_to(other)
     real = make_nodes(root, [SimNode(*node) for node in made.nodes], real=parts.nodes)
     for path, gid in made.groups.items() if real else ():
         os.chown(root / path, 0, gid)
     if model.name != marker["product"]:
         marker["product"] += f" and {model.name}"
-    marker["nodes"] = "real" if real else "stand-in"
+    marker["nodes"] = "none" if parts.few else "real" if real else "stand-in"
+    marker["binaries"] = [*marker["binaries"], *made.programs]
     marker["majors"] |= {path.rpartition("/")[2]: number for path, number, *_ in made.nodes[:1]}
     marker["gpus"] += [{**gpu, "name": model.name, "mig_enabled": False, "mig_devices": []} for gpu in made.gpus]
 

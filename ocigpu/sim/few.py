@@ -1,4 +1,4 @@
-"""A simulated host for the programs of this machine: NVML, CUDA and nvidia-smi, found by variables.
+"""A simulated host for the programs of this machine: NVML, CUDA and nvidia-smi, or AMD's programs, found by variables.
 
 It needs neither root nor device nodes nor mounts, so it works in a job's container, rootless, and below any directory
 from which programs may be executed.
@@ -91,7 +91,8 @@ def find_place(places: Sequence[str] = ()) -> str:
 def search_paths(directory: str) -> dict[str, str]:
     """Return where the host's programs and libraries are, by the variables that programs are found with."""
     library = Path(directory, "usr/lib", library_triplet())
-    return {"PATH": f"{directory}/usr/bin", "LD_LIBRARY_PATH": str(library)}
+    there = {"LD_LIBRARY_PATH": str(library)} if library.is_dir() else {}  # of NVIDIA's driver only
+    return {"PATH": f"{directory}/usr/bin", **there}
 
 
 def environment_of(directory: str, inherited: Mapping[str, str]) -> dict[str, str]:

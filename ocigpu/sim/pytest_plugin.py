@@ -65,9 +65,10 @@ def simulated_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
                 pytest.skip(f"no simulated GPUs: {why}")
             raise
         environment = environment_of(host, os.environ)
-        for name in ("PATH", "LD_LIBRARY_PATH", "OCIGPU_CONFIG"):
+        for name in ("OCIGPU_CONFIG", *search_paths(host)):
             monkeypatch.setenv(name, environment[name])
-        _load_from(search_paths(host)["LD_LIBRARY_PATH"], monkeypatch)
+        if libraries := search_paths(host).get("LD_LIBRARY_PATH"):
+            _load_from(libraries, monkeypatch)
         _forget_nvml()
         yield SimulatedGpus(asked[0], asked[1], Path(host), environment)
         _forget_nvml()

@@ -9,6 +9,7 @@ from ocigpu.gpus.amd.facts import read_facts
 from ocigpu.gpus.amd.simulated import simulate
 from ocigpu.gpus.amd.usage import read_links
 from ocigpu.gpus.vendors import GpuLink
+from ocigpu.sim.models import find_model
 
 LINK = "type 11\nversion_major 0\nnode_from 1\nnode_to 2\nweight 15\nmin_bandwidth 50000\nmax_bandwidth 50000\n"
 
@@ -16,7 +17,7 @@ LINK = "type 11\nversion_major 0\nnode_from 1\nnode_to 2\nweight 15\nmin_bandwid
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
     """The files of three simulated GPUs, of which the last has no links."""
-    made = simulate(3, 0x74A1, 0, 511)
+    made = simulate(3, find_model("mi300x"), 0, 511)
     for name, text in made.files.items():
         path = tmp_path / name
         if "nodes/3/io_links" not in name:

@@ -142,7 +142,7 @@ def test_mig_devices_are_seen_and_changed_without_root(tmp_path: Path) -> None:
         [
             (["--", "no-such-program"], 127, "ocigpu: OCIGPU-SIM-1: execute no-such-program: no such program"),
             (["--", "/etc/passwd"], 126, "ocigpu: OCIGPU-SIM-1: execute /etc/passwd: not executable"),
-            (["--model", "mi300x", "--", "true"], 125, "ocigpu: OCIGPU-SIM-1: model mi300x: its programs read nodes"),
+            (["--model", "mi300x", "--mig", "0:", "--", "true"], 125, "ocigpu: OCIGPU-SIM-1: model mi300x: only nodes"),
             (["--model", "h900", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: model "h900" is unknown'),
             (["--mig", "0:9g.10gb", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: MIG layout "0:9g.10gb": a'),
             (["--driver-version", "x", "--", "true"], 125, 'ocigpu: OCIGPU-SIM-1: driver version "x"'),
@@ -161,12 +161,13 @@ def test_what_cannot_be_run_is_one_line_and_has_its_status(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_hint_makes_the_host_that_was_asked_for(tmp_path: Path) -> None:
-    done = sim_exec("--model", "mi300x", "--", "true")
-    (hint,) = (line for line in done.stderr.splitlines() if line.startswith("hint: as root: ocigpu "))
-    words = hint.partition(" ocigpu ")[2].replace("DIR", str(tmp_path / "host")).split()
-    assert main(words) == 0
-    assert describe_host(str(tmp_path / "host"))["model"] == "mi300x"
+def test_the_hint_makes_the_host_that_was_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    host = str(tmp_path / "host")
+    words = ["sim", "create", host, "--libraries-only", "--model", "mi300x", "--model", "t4"]
+    assert main(words) == 1
+    (hint,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("hint: as root: ocigpu "))
+    assert main(hint.partition(" ocigpu ")[2].replace("DIR", host).split()) == 0
+    assert describe_host(host)["product"] == "Tesla T4 and AMD Instinct MI300X"
 
 
 @pytest.mark.rest

@@ -138,7 +138,7 @@ def test_unknown_model_is_refused_with_the_list_of_models() -> None:
     assert (
         caught.value.hint
         == "models: t4, a10, a30, a100, l4, l40s, h100, h200, b200, b300, gh200, gb200, rtxpro6000, rtx3090, "
-        "rtx4090, rtx5090, gb10, orin, thor, mi300x"
+        "rtx4090, rtx5090, gb10, orin, thor, mi300x, mi355x"
     )
 
 

@@ -103,7 +103,7 @@ def exec_command(
     quiet: bool = False,
 ) -> int:
     from ocigpu.sim.few import environment_of, temporary_host
-    from ocigpu.sim.models import find_model
+    from ocigpu.sim.models import NVIDIA, find_model
     from ocigpu.system.programs import end_like, held_signals, run_in_front
 
     try:
@@ -116,7 +116,9 @@ def exec_command(
                 there = "/" in command[0] and os.path.exists(command[0])
                 raise _cannot_run(*((126, "not executable") if there else (127, "no such program")), command[0])
             if not quiet:
-                what = f"{show.count(gpus, 'GPU')}, {find_model(model).name}: libraries only, without device nodes"
+                chosen = find_model(model)
+                kind = "libraries" if chosen.vendor == NVIDIA else "programs"
+                what = f"{show.count(gpus, 'GPU')}, {chosen.name}: {kind} only, without device nodes"
                 print(f"ocigpu: SIMULATED: {what}; nothing can be computed", file=sys.stderr, flush=True)
             try:
                 status = run_in_front(path, command, environment, mask)
