@@ -35,6 +35,7 @@ NOT_HOT = (
     "ocigpu.system.tls",
     "ocigpu.entry.container_cli",
     "ocigpu.gpus.amd.amd_smi",
+    "ocigpu.gpus.amd.labels",
     "ocigpu.gpus.amd.offers",
     "ocigpu.gpus.amd.on_node",
     "ocigpu.gpus.amd.parts",

@@ -327,7 +327,7 @@ def test_nodes_are_found_by_the_labels_of_node_feature_discovery(name: str) -> N
 
 @pytest.mark.parametrize("pci_class", ["1200", "0380", "0300"])
 def test_nodes_of_another_vendor_have_what_serves_its_gpus(pci_class: str) -> None:
-    """Plugin, exporter and installer; a node with a configuration of its own has the plugin of that alone."""
+    """A node with a configuration of its own has plugin and labels of that alone."""
     labels = {f"feature.node.kubernetes.io/pci-{pci_class}_1002.present": "true"}
 
     def placed(more: dict[str, str]) -> list[tuple[str, str]]:
@@ -336,13 +336,13 @@ def test_nodes_of_another_vendor_have_what_serves_its_gpus(pci_class: str) -> No
         return sorted((each["name"], name.rpartition("/")[2]) for (_, each), name in zip(there, configs, strict=True))
 
     others = [("exporter", ""), ("node-installer", "")]
-    assert placed({}) == [("device-plugin", "default"), *others]
-    assert placed({"nvidia.com/device-plugin.config": "shared"}) == [("device-plugin", "shared"), *others]
+    for more, config in (({}, "default"), ({"nvidia.com/device-plugin.config": "shared"}, "shared")):
+        assert placed(more) == [("device-plugin", config), *others, ("node-labels", config)]
     assert not any(admits(pod, labels) for pod, _ in containers(objects({})))
     for _, container in containers(of_case("another vendor too")):
         # the pod starts below ocigpu-runtime there, which refuses NVIDIA's variable alone
         asks = "AMD_VISIBLE_DEVICES" in {each["name"] for each in container["env"]}
-        assert asks == (container["name"] in ("device-plugin", "exporter")), container["name"]
+        assert asks == (container["name"] in ("device-plugin", "exporter", "node-labels")), container["name"]
 
 
 @every_case

@@ -23,6 +23,7 @@ from ocigpu.kubernetes.cluster.api_server import ApiServer, find_api_server, req
 from ocigpu.kubernetes.labels import program as labelling
 from ocigpu.kubernetes.labels.program import Labeller, LabelPlace, find_place, publish, read_labels, withdraw
 from ocigpu.kubernetes.node.config import CommandInput, PluginOptions
+from ocigpu.sim.create import create_host
 from ocigpu.system.service import MAX_TOPICS
 from ocigpu.system.settings_file import read_settings
 
@@ -324,6 +325,65 @@ def test_a_node_whose_gpus_are_for_virtual_machines_is_labelled(
     if not found.silent:
         names = ("gpu.product", "gpu.count", "gpu.mode")
         assert [found.labels[f"nvidia.com/{name}"] for name in names] == ["GH100-H100-SXM5-80GB", "1", "compute"]
+
+
+def labels_of_amd(directory: Path) -> dict[str, str]:
+    found = read_labels(Settings(simulation_root=str(directory)), configured(no_timestamp="true"), 0)
+    assert found.silent == ""
+    return {name: value for name, value in found.labels.items() if "amd.com/" in name}
+
+
+@pytest.fixture
+def amd_host(tmp_path: Path) -> Path:
+    create_host(str(tmp_path / "host"), gpus=3, model="mi300x", compat32=False, nodes=False)
+    return tmp_path / "host"
+
+
+def test_a_node_with_amds_gpus_has_the_labels_of_amds_labeller(amd_host: Path) -> None:
+    shared = {
+        "gpu.device-id": "74a1",
+        "gpu.product-name": "AMD_Instinct_MI300X_OAM",
+        "gpu.vram": "192G",
+        "gpu.simd-count": "1216",
+        "gpu.cu-count": "304",
+    }
+    expected = {f"amd.com/{name}": value for name, value in shared.items()}
+    expected |= {f"beta.amd.com/{name}": value for name, value in shared.items()}
+    expected |= {f"beta.amd.com/{name}.{value}": "3" for name, value in shared.items()}
+    expected |= {
+        "amd.com/compute-memory-partition": "spx_nps1",
+        "amd.com/compute-partitioning-supported": "true",
+        "amd.com/memory-partitioning-supported": "false",
+        "amd.com/gpu.driver-version": "6.12.12",
+    }
+    assert labels_of_amd(amd_host) == expected
+
+
+def test_of_several_models_each_is_a_label_and_what_is_no_label_is_left_out(amd_host: Path) -> None:
+    device = amd_host / "sys/bus/pci/devices/0000:42:00.0"
+    (device / "product_name").write_text("AMD Radeon PRO W7900\n")
+    (device / "device").write_text("0x7448\n")
+    (device / "current_compute_partition").unlink()
+    found = labels_of_amd(amd_host)
+    assert found["amd.com/gpu.product-name.AMD_Radeon_PRO_W7900"] == "1"
+    assert found["amd.com/gpu.product-name.AMD_Instinct_MI300X_OAM"] == "2"
+    assert (found["amd.com/gpu.device-id.7448"], found["beta.amd.com/gpu.device-id.74a1"]) == ("1", "2")
+    assert not {"amd.com/gpu.product-name", "amd.com/gpu.device-id", "amd.com/compute-memory-partition"} & set(found)
+    for name in ("../../etc/passwd", "x" * 200, "-", "\x1b[2J", "caf\u00e9"):
+        (device / "product_name").write_text(f"{name}\n")
+        products = {label: value for label, value in labels_of_amd(amd_host).items() if "product-name" in label}
+        assert products == {
+            "amd.com/gpu.product-name.AMD_Instinct_MI300X_OAM": "2",
+            "beta.amd.com/gpu.product-name.AMD_Instinct_MI300X_OAM": "2",
+        }
+
+
+def test_labels_stay_while_sysfs_cannot_be_read(amd_host: Path) -> None:
+    file = amd_host / "sys/bus/pci/devices/0000:41:00.0/product_name"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(HostError):
+        labels_of_amd(amd_host)
 
 
 # --- the command

@@ -23,5 +23,6 @@ VENDOR = Vendor(
     offer_claimed=late("amd.offers:offer_claimed"),
     read_node=late("amd.on_node:read_node"),
     sample=late("amd.on_node:sample"),
+    read_labels=late("amd.labels:read_labels"),
     simulate=late("amd.simulated:simulate"),
 )

@@ -125,7 +125,7 @@ nodeAffinity:
 {{- define "ocigpu.amd" -}}
 {{- if eq .component "dra-driver" -}}
 {{ ternary "yes" "" .root.Values.dra.amd }}
-{{- else if has .component (list "device-plugin" "exporter" "node-installer") -}}
+{{- else if has .component (list "device-plugin" "exporter" "node-installer" "node-labels") -}}
 {{ ternary "yes" "" .root.Values.amd }}
 {{- end -}}
 {{- end -}}
