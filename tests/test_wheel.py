@@ -216,6 +216,45 @@ def test_a_job_without_any_rights_sees_gpus(job: Path, work_directory: Path) -> 
     assert "2 65534 False\n" in done.stdout
 
 
+def test_the_whole_simulation_needs_nothing_else(job: Path, tmp_path: Path) -> None:
+    """Every command of ``ocigpu sim``, and the programs of both vendors; PATH has no compiler."""
+    for name in ("sh", "uname"):
+        (tmp_path / name).symlink_to(f"/usr/bin/{name}")
+
+    def say(*words: str | Path) -> str:
+        return run(words, env={"PATH": str(tmp_path), "TMPDIR": str(tmp_path)}, cwd=tmp_path).stdout
+
+    python, ocigpu, host = job / "bin/python", job / "bin/ocigpu", tmp_path / "host"
+    assert say(python, "-m", "ocigpu", "sim", "exec", "-q", "--", "nvidia-smi", "-q", "-x").count("<gpu id=") == 1
+    listed = json.loads(say(ocigpu, "sim", "exec", "-q", "--model", "mi355x", "--", "amd-smi", "list", "--json"))
+    assert [gpu["bdf"] for gpu in listed] == ["0000:41:00.0"]
+    assert "gfx950" in say(ocigpu, "sim", "exec", "-q", "--model", "mi355x", "--", "rocminfo")
+    assert "made a SIMULATED host" in say(ocigpu, "sim", "create", host, "--libraries-only", "--mig", "0:1g.10gb")
+    assert "1g.10gb" in say(ocigpu, "sim", "show", host)
+    assert "Successfully destroyed compute instance" in say(host / "usr/bin/nvidia-smi", "mig", "-dci")
+    say(ocigpu, "sim", "remove", host)
+    assert not host.exists()
+
+
+def test_the_plugin_needs_pytest_alone(built: Path, session_directory: Path, tmp_path: Path) -> None:
+    environment = session_directory / "job with pytest"
+    run([sys.executable, "-m", "venv", "--without-pip", environment])
+    (wheel,) = built.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "--disable-pip-version-check"]
+    run([*pip, "install", "--quiet", wheel, "pytest"], timeout=200)
+    (tmp_path / "test_it.py").write_text(
+        "import subprocess, pytest\n"
+        "@pytest.mark.gpus(2, model='t4')\n"
+        "def test_two():\n"
+        "    assert subprocess.run(['nvidia-smi', '-L'], capture_output=True).stdout.count(b'Tesla T4') == 2\n"
+        "@pytest.mark.gpus(model='mi300x')\n"
+        "def test_amd():\n"
+        "    assert b'gfx942' in subprocess.run(['rocminfo'], capture_output=True).stdout\n"
+    )
+    done = run([environment / "bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path], cwd=tmp_path)
+    assert "2 passed" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "status", "line"),
     [
