@@ -1,4 +1,4 @@
-/* nvidia-smi dmon and pmon: a line for each GPU or process, again and again; part of smi.c. */
+/* nvidia-smi dmon and pmon: a line for each GPU or process, repeatedly; part of smi.c. */
 
 static const char *in_mib(device_t gpu) {
     const char *kib = fact_received(gpu);

@@ -113,7 +113,7 @@ static const struct field {
     {"fabric.state", "", "", fact_fabric},
 };
 
-/* Of processes: what is asked of one is found by its number here. */
+/* The fields of processes, by these numbers. */
 enum { APP_TIME, APP_NAME, APP_BUS, APP_SERIAL, APP_UUID, APP_PID, APP_PROCESS, APP_MEMORY };
 
 static const struct field app_fields[] = {
@@ -223,7 +223,7 @@ static int query_apps(char *names, const char *format) {
     return OK;
 }
 
-/* List fields as programs read them that find out what they can ask: a name in quotes at the start of a line. */
+/* List the fields. Exporters find them by the name in quotes at the start of a line. */
 static int help_fields(const char *option, const struct field *list, int length) {
     char aliases[256], *rest, *alias;
 

@@ -5,13 +5,14 @@
 /* What -d chooses, a bit each; everything else is GENERAL. */
 static const char *const displays[] = {
     "GENERAL", "MEMORY", "UTILIZATION", "ECC", "TEMPERATURE", "POWER", "CLOCK", "COMPUTE", "PIDS", "PERFORMANCE",
-    "PAGE_RETIREMENT", "ENCODER_STATS", "ROW_REMAPPER", "ACCOUNTING", "VOLTAGE",
+    "PAGE_RETIREMENT", "ENCODER_STATS", "ROW_REMAPPER", "ACCOUNTING", "VOLTAGE", "SUPPORTED_CLOCKS", "RESET_STATUS",
+    "GSP_FIRMWARE_VERSION",
 };
 
 enum {
     GENERAL = 1, MEMORY_USE = 2, UTILIZATION = 4, ECC = 8, TEMPERATURE = 16, POWER = 32, CLOCK = 64, COMPUTE = 128,
     PIDS = 256, PERFORMANCE = 512, RETIREMENT = 1024, ENCODER = 2048, REMAPPER = 4096, ACCOUNTING = 8192,
-    VOLTAGE = 16384,
+    VOLTAGE = 16384, SUPPORTED_CLOCKS = 32768, RESET_STATUS = 65536, GSP_VERSION = 131072,
 };
 
 static struct {
@@ -181,11 +182,14 @@ static void show_board(device_t gpu) {
         entry("Virtualization Mode", "virtualization_mode", fact_virtualization(gpu), "");
         entry("Host VGPU Mode", "host_vgpu_mode", NULL, "");
     }
+    report.part = GENERAL | RESET_STATUS;
     GROUP("GPU Reset Status", "gpu_reset_status") {
         entry("Reset Required", "reset_required", "No", "");
         entry("Drain and Reset Recommended", "drain_and_reset_recommended", "No", "");
     }
+    report.part = GENERAL | GSP_VERSION;
     entry("GSP Firmware Version", "gsp_firmware_version", fact_gsp(gpu), "");
+    report.part = GENERAL;
     GROUP("IBMNPU", "ibmnpu") entry("Relaxed Ordering Mode", "relaxed_ordering_mode", NULL, "");
 }
 
@@ -387,6 +391,9 @@ static void show_clocks(device_t gpu) {
         entry("State", "state", fact_fabric(gpu), "");
         entry("Status", "status", fact_fabric(gpu) ? "Success" : NULL, "");
     }
+    report.part = report.xml ? GENERAL : SUPPORTED_CLOCKS; /* as text only with -d */
+    if (report.xml || report.wanted != ~0u)
+        entry("Supported Clocks", "supported_clocks", NULL, "");
 }
 
 static void show_processes(device_t gpu) {

@@ -13,6 +13,7 @@ import pytest
 from support.process import run
 from support.products import one_in
 
+from ocigpu.sim import libraries
 from ocigpu.sim.create import create_host
 from ocigpu.sim.few import environment_of
 from ocigpu.sim.models import MODELS, NVIDIA, find_model, make_gpus
@@ -202,6 +203,15 @@ def test_a_report_is_of_the_chosen_gpus_and_parts(sim_host: Path) -> None:
         *("Performance State", "Clocks Event Reasons", "FB Memory Usage", "BAR1 Memory Usage"),
         "Conf Compute Protected Memory Usage",
     ]
+
+
+@pytest.mark.rest
+def test_every_part_can_be_chosen_alone(sim_host: Path) -> None:
+    source = (Path(libraries.__file__).parent / "smi_show.c").read_text()
+    names = re.findall('"([A-Z_]+)"', source.partition("displays[] = {")[2].partition("};")[0])[1:]
+    assert {"PIDS", "SUPPORTED_CLOCKS"} < {*names}
+    for name in names:
+        assert re.search(r"(?m)^ {4}\S", smi(sim_host, "-q", "-i", "2", "-d", name)), name
 
 
 def test_every_field_that_is_listed_can_be_asked_for(busy: Path) -> None:
