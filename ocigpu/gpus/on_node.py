@@ -29,6 +29,7 @@ class GpuDetails(NamedTuple):
     """One GPU: ``clique`` is "<cluster uuid>.<clique id>" or "".
 
     ``links``: NVLinks to other GPUs by their bus ids; ``switch_links``: those to NVSwitches.  ``migs``: by UUID.
+    ``persistent``: persistence mode is on, None for unknown.
     """
 
     uuid: Text
@@ -38,6 +39,7 @@ class GpuDetails(NamedTuple):
     switch_links: int = 0
     links: "dict[str, int]" = {}
     migs: "dict[str, MigSize]" = {}
+    persistent: bool | None = None
 
 
 class Hardware(NamedTuple):

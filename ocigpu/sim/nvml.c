@@ -409,7 +409,6 @@ struct utilization {
 
 ANSWER(nvmlDeviceGetUtilizationRates, (device_t device, struct utilization *result),
        ASK_IF(!MIG_MODE(device), device, !!result), ((struct utilization){load_of(device->gpu), load_of(device->gpu)}))
-NUMBER(nvmlDeviceGetPersistenceMode, !no_persistence)
 ANSWER(nvmlDeviceGetTemperature, (device_t device, unsigned int sensor, unsigned int *result),
        ask_gpu(device, !sensor && result), 30 + load_of(device->gpu) / 2)
 NUMBER(nvmlDeviceGetPowerUsage, watts(device) * 1000) /* a tenth of the limit: idle */
@@ -418,39 +417,48 @@ NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, GPU(device)->power_watts * 1000
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU(device)->power_watts * 1000)
 NUMBER(nvmlDeviceGetPerformanceState, 0)
 
-/* A GPU's compute mode is the one digit of DIRECTORY/compute-mode.<gpu>, 0 without that file. */
-static int open_compute_mode(device_t device, int flags) {
-    char name[32];
+/* A mode of a GPU is the one digit of DIRECTORY/<mode>.<gpu>; without that file it is the usual one. */
+static int open_mode(const char *mode, device_t device, int flags) {
+    char name[40];
 
-    snprintf(name, sizeof name, "/compute-mode.%d", device->gpu);
+    snprintf(name, sizeof name, "/%s.%d", mode, device->gpu);
     return open(SIM_BELOW(name), flags | O_CLOEXEC, 0644);
 }
 
-static unsigned int read_compute_mode(device_t device) {
-    int fd = open_compute_mode(device, O_RDONLY);
-    char digit = '0';
+static unsigned int read_mode(const char *mode, device_t device, unsigned int usual) {
+    int fd = open_mode(mode, device, O_RDONLY);
+    char digit;
 
     if (fd >= 0) {
-        if (read(fd, &digit, 1) != 1)
-            digit = '0';
+        if (read(fd, &digit, 1) == 1)
+            usual = (unsigned int)(digit - '0');
         close(fd);
     }
-    return (unsigned int)(digit - '0');
+    return usual;
 }
 
-NUMBER(nvmlDeviceGetComputeMode, read_compute_mode(device))
+static nvml_return write_mode(const char *mode, device_t device, unsigned int value) {
+    char digit = (char)('0' + value);
+    int fd = open_mode(mode, device, O_WRONLY | O_CREAT | O_TRUNC), written;
 
-EXPORT nvml_return nvmlDeviceSetComputeMode(device_t device, unsigned int mode) {
-    char digit = (char)('0' + mode);
-    int fd, written;
-
-    REQUIRE(ask_gpu(device, mode <= 3));
-    fd = open_compute_mode(device, O_WRONLY | O_CREAT | O_TRUNC);
     if (fd < 0)
         return NO_PERMISSION;
     written = write(fd, &digit, 1) == 1;
     close(fd);
     return written ? SUCCESS : UNKNOWN;
+}
+
+NUMBER(nvmlDeviceGetComputeMode, read_mode("compute-mode", device, 0))
+NUMBER(nvmlDeviceGetPersistenceMode, read_mode("persistence-mode", device, !no_persistence))
+
+EXPORT nvml_return nvmlDeviceSetComputeMode(device_t device, unsigned int mode) {
+    REQUIRE(ask_gpu(device, mode <= 3));
+    return write_mode("compute-mode", device, mode);
+}
+
+EXPORT nvml_return nvmlDeviceSetPersistenceMode(device_t device, unsigned int mode) {
+    REQUIRE(ask_gpu(device, mode <= 1));
+    return write_mode("persistence-mode", device, mode);
 }
 
 EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned int *count, struct process *list) {

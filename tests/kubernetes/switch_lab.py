@@ -7,7 +7,7 @@ from dra_lab import Killed, Lab, opaque, result, vfio_name
 from support.driverless import make_driverless
 
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.vfio.facts import read_vfio_facts
+from ocigpu.gpus.vfio.facts import VfioFacts, read_vfio_facts
 from ocigpu.kubernetes.dra.devices import DraNode
 from ocigpu.kubernetes.dra.effects import Effects, plan_steps
 from ocigpu.sim.board import SimBus
@@ -74,8 +74,11 @@ class SwitchHost(Lab):
         (sound / "driver").symlink_to(drivers / "vfio-pci")
         (drivers / "vfio-pci" / SOUND).symlink_to(sound)
 
+    def vfio(self) -> VfioFacts:
+        return read_vfio_facts(self.roots)
+
     def read_again(self) -> None:
-        self.node = DraNode(vfio=read_vfio_facts(self.roots))
+        self.node = DraNode(vfio=self.vfio())
 
     @property
     def drivers(self) -> list[tuple[str, str]]:

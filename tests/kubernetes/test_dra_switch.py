@@ -8,15 +8,20 @@ import pytest
 from dra_lab import DRIVER, NODE, Killed, result, vfio_name
 from kubernetes_lab import host
 from support.driverless import holding
+from support.product import SimulatedHost
 from switch_lab import GIVEN, GPU, HAD, SwitchHost
 
 from ocigpu.core.errors import HostError, RequestError, SettingsError
+from ocigpu.gpus.nvidia.hardware import read_hardware
 from ocigpu.gpus.pci import Function
+from ocigpu.gpus.tree import normal_bus_id
+from ocigpu.gpus.vendors import load_vendor
 from ocigpu.gpus.vfio.facts import Candidate, VfioFacts
 from ocigpu.kubernetes.dra.devices import DeviceOptions, DraNode, make_devices
 from ocigpu.kubernetes.dra.options import parse_options
 from ocigpu.kubernetes.dra.slices import ApiFeatures, Pool, make_slices
 from ocigpu.sim.board import SimBus
+from ocigpu.system.settings_file import read_settings
 
 
 @pytest.fixture
@@ -50,6 +55,47 @@ def test_a_gpu_and_its_group_go_to_vfio_for_a_claim(switched: SwitchHost) -> Non
     switched.preparer.prepare(other)
     switched.preparer.unprepare(other)
     assert switched.bus.changes == before, "one that VFIO has stays VFIO's"
+
+
+def persistent(switched: SwitchHost, simulated_host: SimulatedHost) -> Path:
+    """Let the GPU be the first of a host whose NVML answers; returns the file of its persistence mode."""
+    settings = read_settings(str(simulated_host.settings))
+    facts = load_vendor("nvidia").read_now(settings)
+    first = facts.gpus[0]
+    hardware = read_hardware(facts)
+    assert hardware.gpus[first.uuid].persistent is True
+    node = DraNode(facts._replace(gpus=(first._replace(bus_id=normal_bus_id(GPU)),)), hardware, vfio=switched.vfio())
+    switched.node = node
+    return simulated_host.directory / "persistence-mode.0"
+
+
+@pytest.mark.root
+def test_persistence_mode_is_off_while_a_virtual_machine_has_the_gpu(
+    switched: SwitchHost, simulated_host: SimulatedHost
+) -> None:
+    mode = persistent(switched, simulated_host)
+    try:
+        switched.preparer.prepare(switched.ref)
+        assert (switched.drivers, mode.read_text()) == (GIVEN, "0")
+        switched.preparer.unprepare(switched.ref)
+        assert (switched.drivers, mode.read_text()) == (HAD, "1")
+        with holding(str(switched.host / "dev/nvidia0")), pytest.raises(HostError, match=r"has .* open"):
+            switched.preparer.prepare(switched.ref)  # somebody else has it
+        assert (switched.drivers, mode.read_text()) == (HAD, "1")
+    finally:
+        mode.unlink(missing_ok=True)
+
+
+@pytest.mark.root
+def test_a_persistence_mode_that_was_off_stays_off(switched: SwitchHost, simulated_host: SimulatedHost) -> None:
+    mode = persistent(switched, simulated_host)
+    assert switched.node
+    hardware = switched.node.hardware
+    off = {uuid: one._replace(persistent=False) for uuid, one in hardware.gpus.items()}
+    switched.node = switched.node._replace(hardware=hardware._replace(gpus=off))
+    switched.preparer.prepare(switched.ref)
+    switched.preparer.unprepare(switched.ref)
+    assert (switched.drivers, mode.exists()) == (HAD, False)
 
 
 @pytest.mark.root

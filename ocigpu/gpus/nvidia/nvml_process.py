@@ -13,7 +13,7 @@ from ocigpu.system.module_process import command
 from ocigpu.system.programs import run_program
 
 VERBS = "ocigpu.gpus.nvidia.nvml_verbs"
-COMPUTE_MODE_SECONDS = 20.0
+MODE_SECONDS = 20.0
 DEFAULT, EXCLUSIVE_PROCESS = 0, 3  # nvmlComputeMode_t
 T = TypeVar("T")
 
@@ -58,18 +58,31 @@ def ask(verb: str, facts: HostFacts, seconds: float, *arguments: str, parse: Cal
 
 
 def set_compute_mode(
-    facts: HostFacts, uuids: Sequence[str], mode: int, seconds: float = COMPUTE_MODE_SECONDS
+    facts: HostFacts, uuids: Sequence[str], mode: int, seconds: float = MODE_SECONDS
 ) -> dict[str, str]:
     """Set the mode of GPUs and return why not by UUID, {} when all have it; needs root (CAP_SYS_ADMIN).
 
     EXCLUSIVE_PROCESS while a control daemon of MPS shares them, else DEFAULT.  Waits no longer than ``seconds`` and
     never raises for what NVML does.
     """
+    return _set_mode("set-compute-mode", facts, uuids, mode, seconds)
 
+
+def set_persistence_mode(
+    facts: HostFacts, uuids: Sequence[str], on: bool, seconds: float = MODE_SECONDS
+) -> dict[str, str]:
+    """Switch the persistence mode of GPUs; the rest is as of :func:`set_compute_mode`.
+
+    While it is on, nvidia-persistenced keeps the GPU open.
+    """
+    return _set_mode("set-persistence-mode", facts, uuids, int(on), seconds)
+
+
+def _set_mode(verb: str, facts: HostFacts, uuids: Sequence[str], mode: int, seconds: float) -> dict[str, str]:
     def parse(found: Any) -> dict[str, str]:
         return {str(uuid): printable(str(problem), 200) for uuid, problem in found.items()}
 
     try:
-        return ask("set-compute-mode", facts, seconds, str(mode), *uuids, parse=parse)
+        return ask(verb, facts, seconds, str(mode), *uuids, parse=parse)
     except NvmlError as error:
         return dict.fromkeys(uuids, str(error))

@@ -117,6 +117,7 @@ def _details(handle: Any, uuid: str) -> dict[str, Any]:
             for name, size in sizes.items()
             if size
         },
+        "persistent": None if (mode := try_(pynvml.nvmlDeviceGetPersistenceMode, handle)) is None else bool(mode),
     }
 
 
@@ -237,15 +238,24 @@ def read_processes(gpu: Any, since: int) -> tuple[list[list[int]], int]:
     return [[pid, memory.get(pid, 0), percent.get(pid, 0)] for pid in sorted({*memory, *shares})], newest
 
 
-# compute modes
+# compute and persistence modes
 
 
 def set_compute_mode(mode: str, *uuids: str) -> None:
-    """Set the mode of GPUs and print what did not work by UUID."""
+    """Set the compute mode of GPUs and print what did not work by UUID."""
+    _set_mode(pynvml.nvmlDeviceSetComputeMode, mode, uuids)
+
+
+def set_persistence_mode(mode: str, *uuids: str) -> None:
+    """Set the persistence mode of GPUs, 0 or 1, and print what did not work by UUID."""
+    _set_mode(pynvml.nvmlDeviceSetPersistenceMode, mode, uuids)
+
+
+def _set_mode(function: Callable[[Any, int], object], mode: str, uuids: tuple[str, ...]) -> None:
     problems = {}
     for uuid in uuids:
         try:
-            pynvml.nvmlDeviceSetComputeMode(pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()), int(mode))
+            function(pynvml.nvmlDeviceGetHandleByUUID(uuid.encode()), int(mode))
         except pynvml.NVMLError as error:
             problems[uuid] = str(error)
     say(problems)
@@ -462,11 +472,12 @@ def _wait(events: Any) -> dict[str, Any]:
     return {"xid": event.eventData, "gpu": gpu, "gi": event.gpuInstanceId, "ci": event.computeInstanceId}
 
 
-AS_ROOT = ("set-compute-mode", "mig-layout", "change-mig")
+AS_ROOT = ("set-compute-mode", "set-persistence-mode", "mig-layout", "change-mig")
 VERBS: dict[str, Callable[..., None]] = {
     "details": print_details,
     "usage": print_usage,
     "set-compute-mode": set_compute_mode,
+    "set-persistence-mode": set_persistence_mode,
     "watch-events": watch_events,
     "firmware": print_firmware,
     "mig-layout": print_mig_layout,

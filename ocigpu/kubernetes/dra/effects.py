@@ -5,6 +5,7 @@
   started again with the next one; clients that run meanwhile must be restarted, too.
 * ``mig``: MIG devices are made: :mod:`~.mig`.
 * ``switch``: a GPU goes from its driver to VFIO's with its IOMMU group, and back: :mod:`ocigpu.gpus.vfio.switch`.
+  Persistence mode, by which nvidia-persistenced has it open, is off meanwhile.
 * ``vfio``: no change; giving back waits until no process has the GPU open.
 * ``lease``: the GPUs are reserved in the node's leases, and their partition is active; after the claim is given back,
   they are reset and checked before the next user may have them (docs/tenants/LEASES.md).
@@ -23,8 +24,8 @@ from contextlib import AbstractContextManager, suppress
 from ocigpu.core.errors import HostError, OsErrorAs, RequestError, as_own_error, printable, quoted
 from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.nvidia.nvml_process import DEFAULT, set_compute_mode
-from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.nvidia.nvml_process import DEFAULT, set_compute_mode, set_persistence_mode
+from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.gpus.vfio.facts import VFIO_DRIVERS, group_members
 from ocigpu.gpus.vfio.holders import read_holders
@@ -73,7 +74,8 @@ def plan_steps(
             if drivers.get(each.device.id) not in VFIO_DRIVERS:
                 roots = find_roots(view.settings)
                 functions = plan_switch(each.device.id, roots, PciBus(roots.sys))
-                steps.append(ClaimStep("switch", {"functions": json.dumps(functions)}))
+                persistent = _find_persistent(each.device.id, view)
+                steps.append(ClaimStep("switch", {"functions": json.dumps(functions), "persistent": persistent}))
             steps.append(ClaimStep("vfio", {"address": each.device.id}))
         elif each.config.strategy == "TimeSlicing" and each.device.kind == "gpu":
             step = ClaimStep("timeslice", {"gpu": each.device.id, "interval": each.config.interval})
@@ -87,6 +89,13 @@ def plan_steps(
             groups.setdefault(mps_group(each), each.config)
     steps += [ClaimStep("mps", {"group": group}) for group in groups]
     return tuple(steps)
+
+
+def _find_persistent(address: str, view: NodeView) -> str:
+    """Return the UUID of a GPU whose persistence mode is on, "" for another one."""
+    uuids = [gpu.uuid for gpu in view.node.facts.gpus if gpu.bus_id == normal_bus_id(address)]
+    details = [view.node.hardware.gpus.get(uuid) for uuid in uuids]
+    return next((one.uuid for one in details if one and one.persistent), "")
 
 
 def _check_interval(
@@ -211,11 +220,24 @@ class Effects:
 
     # virtual machines
 
-    def _switch(self, _record: ClaimRecord, step: dict[str, str], _view: NodeView) -> None:
+    def _switch(self, _record: ClaimRecord, step: dict[str, str], view: NodeView) -> None:
+        self._set_persistence(step, view, on=False)
         give_to_vfio(_functions(step), self._roots, self._bus)
 
-    def _switch_back(self, _record: ClaimRecord, step: dict[str, str], _view: NodeView | None) -> None:
+    def _switch_back(self, _record: ClaimRecord, step: dict[str, str], view: NodeView | None) -> None:
         give_back(_functions(step), self._bus)
+        self._set_persistence(step, view, on=True)
+
+    def _set_persistence(self, step: dict[str, str], view: NodeView | None, *, on: bool) -> None:
+        """What goes wrong is logged: before, the switch names who has the GPU open; after, the GPU works without it."""
+        uuid = step.get("persistent", "")
+        if not uuid:
+            return
+        problem = "the node cannot be read" if view is None else ""
+        if view is not None:
+            problem = set_persistence_mode(view.node.facts, [uuid], on).get(uuid, "")
+        if problem:
+            self._log("warning", f"GPU {uuid}: persistence mode {'on' if on else 'off'}: {problem}")
 
     def _reserve(self, record: ClaimRecord, step: dict[str, str], view: NodeView) -> None:
         if self._gate:
