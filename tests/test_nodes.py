@@ -221,11 +221,14 @@ def test_a_node_that_a_link_leads_to_is_as_good(make: Roots) -> None:
 
 
 def test_what_cannot_be_replaced_is_an_error_with_its_path(make: Roots) -> None:
-    os.mkdir(f"{make.dev}/dev/nvidiactl")
-    with pytest.raises(HostError, match=r"replace .*/dev/nvidiactl: Is a directory") as caught:
+    os.makedirs(f"{make.dev}/dev/nvidiactl/kept")
+    with pytest.raises(HostError, match=r"replace .*/dev/nvidiactl: Directory not empty") as caught:
         apply_all(make)
     assert caught.value.code == "OCIGPU-DEV-5"
     assert os.listdir(f"{make.dev}/dev") == ["nvidiactl"], "nothing half made is left"
+    os.rmdir(f"{make.dev}/dev/nvidiactl/kept")  # dockerd makes an empty one for "-v /dev/nvidiactl"
+    apply_all(make)
+    assert stat.S_ISCHR(os.lstat(f"{make.dev}/dev/nvidiactl").st_mode)
 
 
 def test_links_are_kept_as_devices_come_and_go(make: Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

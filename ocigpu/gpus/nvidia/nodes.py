@@ -284,7 +284,8 @@ def apply_changes(changes: "Iterable[NodeChange]") -> None:
     """Carry out the changes of :func:`find_changes` and :func:`find_link_changes`.
 
     Every node and link gets its name when it is complete, so that no program sees an incomplete one; a replaced one
-    exists until then.  Raises HostError OCIGPU-DEV-5 at the first change that is not possible; earlier ones stay.
+    exists until then.  An empty directory in its place is removed.  Raises HostError OCIGPU-DEV-5 at the first change
+    that is not possible; earlier ones stay.
     Needs CAP_MKNOD, CAP_CHOWN and CAP_FOWNER.
     """
     for change in changes:
@@ -311,6 +312,8 @@ def _apply(change: NodeChange) -> None:
             _make_node(temp, node, change.stand_in)
         else:
             os.symlink(change.target, temp)
+        if os.path.isdir(change.path) and not os.path.islink(change.path):
+            os.rmdir(change.path)  # dockerd makes one for "-v /dev/nvidia0"; one with files stays
         os.rename(temp, change.path)
     except BaseException:
         if os.path.lexists(temp):
