@@ -13,6 +13,7 @@ from ocigpu.system.files import why_untrusted
 EXTENSIONS = (".json", ".yaml")
 MAX_FILES = 64
 MAX_WRONG = 4
+DEAD_LINK = "a link to nothing"
 _LACKS = {
     "empty-edits": "{where} is missing or empty: it holds deviceNodes, mounts, env or hooks",
     "no-devices": "devices is missing or empty: a list of objects with name and containerEdits",
@@ -81,7 +82,7 @@ def read_specs(files: RootFiles, named: Iterable[str]) -> Specs:
 def _read(files: RootFiles, path: str, directory: int) -> SpecFile:
     found = files.find(path)
     if not found:
-        return SpecFile(path, directory, {}, "a link to nothing")
+        return SpecFile(path, directory, {}, DEAD_LINK)
     try:
         data, state = read_document(found)
     except CdiError as failure:

@@ -10,14 +10,18 @@ from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_s
 from ocigpu.cdi.versions import VERSIONS, is_older, newest_version, parse_version, requirements
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import MODES
+from ocigpu.doctor.engines import installed_engines
+from ocigpu.doctor.files import put_away
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.spec_files import SpecFile
+from ocigpu.doctor.spec_files import DEAD_LINK, SpecFile
 from ocigpu.gpus.fingerprint import stale_reasons
 from ocigpu.gpus.wsl import GENERATE, SPECIFICATION
 
 SHOWN = 4
 _GPU_NODE = re.compile(r"/dev/(nvidia[0-9]+|dxg|nvidia-caps/nvidia-cap[0-9]+|nvhost-|nvmap|dri/)")
+_GPU_NAME = re.compile(r"all|(gpu|mig)?[0-9]+(:[0-9]+)?|(GPU|MIG)-.+")
+"""The names of GPUs in specifications of ocigpu and of NVIDIA's toolkit, by number or UUID; others may be anything."""
 _VERSIONED = re.compile(r"\.so\.([0-9]{3,}\.[0-9.]+[0-9])$")
 
 
@@ -34,7 +38,17 @@ def _looked(host: Host) -> tuple[Evidence, ...]:
 
 
 def _write_command(host: Host, file: SpecFile, *more: str) -> str:
-    return host.command("cdi", "generate", *more, "--output", host.path(file.path))
+    """Return the command that writes a file again; one beside which another has the GPUs is put away, or they collide.
+
+    A file of another kind of device is its maker's.
+    """
+    path = host.path(file.path)
+    if not file.is_gpu:
+        return f"# have the maker of {path} write it again, or do without: {put_away(path)}"
+    others = {name for item in host.specs.gpus if item is not file for name in _device_names(item)}
+    if not file.is_ours and any(map(_GPU_NAME.fullmatch, others)):
+        return f"{put_away(path)}  # another specification has the GPUs"
+    return host.command("cdi", "generate", *more, "--output", path)
 
 
 def check_missing(host: Host) -> list[Finding]:
@@ -53,7 +67,7 @@ def check_missing(host: Host) -> list[Finding]:
     write = host.command("cdi", "refresh", "--output", target)
     if MODES[host.settings.mode] == "cdi":
         return [say("cdi-missing.mode", *_looked(host), write=write)]
-    users = dict.fromkeys(engine.engine for engine in host.engines if engine.installed and engine.cdi == "on")
+    users = dict.fromkeys(engine.engine for engine in installed_engines(host) if engine.cdi == "on")
     if users:
         return [say("cdi-missing.users", *_looked(host), users=" and ".join(users), write=write)]
     return [not_checked("there is no specification, and nothing here is set up to use one", *_looked(host))]
@@ -62,6 +76,7 @@ def check_missing(host: Host) -> list[Finding]:
 def check_unreadable(host: Host) -> list[Finding]:
     """Can every specification be used?"""
     bad = [file for file in host.specs.files if file.problem]
+    dead = [file for file in bad if file.problem == DEAD_LINK]
     if not bad:
         if not host.specs.files:
             return [not_checked("there is no specification", *_looked(host))]
@@ -71,8 +86,8 @@ def check_unreadable(host: Host) -> list[Finding]:
             "cdi-unreadable.unusable",
             host.evidence(file.path, printable(file.problem, 300), "a valid specification"),
             problem=file.problem,
-            validate=host.command("cdi", "validate", host.path(file.path)),
-            write=_correct(host, file),
+            validate="" if file in dead else host.command("cdi", "validate", host.path(file.path)),
+            write=put_away(host.path(file.path)) if file in dead else _correct(host, file),
         )
         for file in bad
     ]
@@ -81,7 +96,7 @@ def check_unreadable(host: Host) -> list[Finding]:
 def _correct(host: Host, file: SpecFile) -> str | tuple[str, ...]:
     """Return the command that rewrites a file; for a foreign file, the errors to correct in it."""
     if os.path.basename(file.path) in ("nvidia.yaml", "nvidia.json") and file.claimed in ("", "nvidia.com/gpu"):
-        return _write_command(host, file)
+        return host.command("cdi", "generate", "--output", host.path(file.path))
     path = host.path(file.path)
     return tuple(f"# correct {path}: {printable(text, 300)}" for text in file.wrong or (file.problem,))
 
@@ -125,17 +140,13 @@ def _cause_elsewhere(host: Host) -> str:
 def _refresh_command(host: Host, file: SpecFile) -> str | tuple[str, ...]:
     names = _device_names(file)
     if any(item.directory > file.directory and names <= _device_names(item) for item in host.specs.gpus):
-        return f"{_put_away(host, file)}  # a later directory defines all its devices"
+        return f"{put_away(host.path(file.path))}  # a later directory defines all its devices"
     if file.is_ours:
         return host.command("cdi", "refresh", "--output", host.path(file.path))
-    other = f"# or with the vendor's tool: nvidia-ctk cdi generate --output={shlex.quote(file.path)}"
-    return _write_command(host, file), other
-
-
-def _put_away(host: Host, file: SpecFile) -> str:
-    """Return the command after which engines, which read *.json and *.yaml, see a file no more."""
-    path = host.path(file.path)
-    return shlex.join(["mv", "--backup=numbered", path, f"{path}.unused"])
+    write = _write_command(host, file)
+    if write.startswith("mv "):
+        return write
+    return write, f"# or with the vendor's tool: nvidia-ctk cdi generate --output={shlex.quote(file.path)}"
 
 
 def _device_names(file: SpecFile) -> set[str]:
@@ -192,7 +203,8 @@ def check_partial(host: Host) -> list[Finding]:
         return _none(host)
     findings = []
     for file in host.specs.gpus:
-        names = [d["name"] for d in file.spec["devices"] if not _has_gpu_node(d.get("containerEdits", {}))]
+        devices = [device for device in file.spec["devices"] if _GPU_NAME.fullmatch(device["name"])]
+        names = [d["name"] for d in devices if not _has_gpu_node(d.get("containerEdits", {}))]
         if names and not _has_gpu_node(file.spec.get("containerEdits", {})):
             shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
             seen = host.evidence(file.path, f"no GPU's node in device {shown}", "/dev/nvidia0 or the like")
@@ -212,7 +224,10 @@ def check_duplicate(host: Host) -> list[Finding]:
     defined: dict[str, list[SpecFile]] = {}
     for file in host.specs.usable:
         for device in file.spec["devices"]:
-            defined.setdefault(f"{file.kind}={device['name']}", []).append(file)
+            files = defined.setdefault(f"{file.kind}={device['name']}", [])
+            # a link to the file of another directory defines nothing else, and is never older
+            if not any(item.directory != file.directory and _is_same(host, item, file) for item in files):
+                files.append(file)
     by_path = {file.path: file for file in host.specs.usable}
     paths: dict[tuple[str, ...], list[str]] = {}
     for name, files in defined.items():
@@ -228,11 +243,15 @@ def check_duplicate(host: Host) -> list[Finding]:
         winner = files[-1]
         defines = f"defines {names[0]}{' and others' if len(names) > 1 else ''}"
         evidence = [host.evidence(file.path, defines) for file in files]
-        remove = tuple(_put_away(host, file) for file in files if file is not winner)
+        remove = tuple(put_away(host.path(file.path)) for file in files if file is not winner)
         values = {"number": len(names), "name": names[0], "winner": winner.path, "remove": remove}
         same = sum(file.directory == winner.directory for file in files) > 1
         findings.append(say(f"cdi-duplicate.{'one-directory' if same else 'two-directories'}", *evidence, **values))
     return findings
+
+
+def _is_same(host: Host, one: SpecFile, other: SpecFile) -> bool:
+    return os.path.samefile(host.find(one.path), host.find(other.path))
 
 
 def check_hooks(host: Host) -> list[Finding]:
@@ -264,7 +283,7 @@ def _relying(host: Host) -> list[Finding]:
         return read_host_soname(path if below else host.find(path))
 
     findings = []
-    for file in host.specs.usable:
+    for file in host.specs.gpus:
         if host.is_wsl and file.is_ours:  # Windows' libraries have one link, and nothing else can make it
             continue
         if left := left_to_ldconfig(file.spec, read_soname):
@@ -281,7 +300,7 @@ def check_too_new(host: Host) -> list[Finding]:
     """Can the installed engines read the specifications?"""
     if not host.specs.usable:
         return [not_checked("there is no specification", *_looked(host))]
-    users = {engine.engine for engine in host.engines if engine.installed and engine.cdi != "off"}
+    users = {engine.engine for engine in installed_engines(host) if engine.cdi != "off"}
     releases = {name: release for name, release in host.engine_releases.items() if name in users}
     known = {name: (release, newest_version(name, release)) for name, release in releases.items()}
     lowest = min((newest for _, newest in known.values() if newest), key=VERSIONS.index, default="")

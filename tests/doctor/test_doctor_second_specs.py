@@ -1,0 +1,63 @@
+"""A second CDI specification: what is no conflict, and whose file the doctor leaves alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from doctor.conftest import Broken, Run, bad, examine
+
+from ocigpu.cdi.document import read_document
+from ocigpu.doctor.findings import Finding
+from ocigpu.sim.faults import SPEC
+
+
+def findings(root: Path, name: str) -> list[Finding]:
+    return [item for item in examine(root) if item.name == name and item.is_bad]
+
+
+def other(path: Path, kind: str, name: str, **edits: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    device = {"name": name, "containerEdits": edits or {"env": ["A=b"]}}
+    path.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": [device]}))
+
+
+def test_a_second_specification_is_no_conflict(broken: Broken) -> None:
+    """Another kind, and another device of the same kind, which brings a variable and no GPU."""
+    root = broken()
+    other(root / "etc/cdi/site.json", "nvidia.com/gpu", "compatible")
+    other(root / "etc/cdi/acme.json", "acme.example/gpu", "0")
+    assert bad(examine(root)) == set()
+
+
+def test_a_link_to_the_specification_is_no_second_one(broken: Broken) -> None:
+    root = broken()
+    (root / "etc/cdi").mkdir()
+    (root / "etc/cdi/nvidia.yaml").symlink_to("/" + SPEC)
+    assert findings(root, "cdi-duplicate") == []
+
+
+@pytest.mark.root
+def test_a_specification_of_another_kind_is_never_overwritten(broken: Broken, run: Run) -> None:
+    root = broken()
+    hook = {"hookName": "createContainer", "path": "/opt/gone", "args": ["gone"]}
+    path = root / "etc/cdi/acme.json"
+    other(path, "acme.example/gpu", "0", hooks=[hook])
+    before = path.read_bytes()
+    (found,) = findings(root, "cdi-hook-missing")
+    assert (found.safe, found.fixes[0].startswith("# have the maker of ")) == ((), True)
+    run("doctor", "--root", root, "--fix", "--yes")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.root
+def test_a_stale_second_specification_is_put_away_and_not_written_over_the_first(broken: Broken, run: Run) -> None:
+    root = broken()
+    path = root / "etc/cdi/site.json"
+    node = {"path": "/dev/nvidia0", "hostPath": "/dev/nvidia77"}
+    other(path, "nvidia.com/gpu", "mine", deviceNodes=[node])
+    (found,) = findings(root, "cdi-stale")
+    assert found.fixes[0].startswith("mv --backup=numbered ")
+    run("doctor", "--root", root, "--fix", "--yes")
+    assert bad(examine(root)) == set()
+    assert not path.exists()
+    assert read_document(str(root / SPEC))[0]["kind"] == "nvidia.com/gpu"
