@@ -6,6 +6,7 @@ from contextlib import suppress
 from ocigpu.core.errors import printable
 from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.doctor.engines import (
+    CLI,
     configure,
     docker_reads_cdi,
     file_of,
@@ -13,6 +14,7 @@ from ocigpu.doctor.engines import (
     is_from,
     is_vendors,
     label,
+    lacks_its_program,
     release_of,
     restart,
     takes_cdi,
@@ -60,6 +62,10 @@ def check_gpus_hook(host: Host) -> list[Finding]:
     if host.docker is not None and host.docker.path is not None:
         where = f"PATH of the running dockerd ({printable(host.docker.path, 200)})"
     if found := find_gpus_hook(host, status):
+        if lacks_its_program(host, found):
+            none = Evidence(CLI, "none in the directories of services", "one")
+            values = {"hook": found, "configure": configure(host, status, "--gpus-hook")}
+            return [say("docker-gpus-hook.vendors", host.evidence(found, "NVIDIA's hook"), none, **values)]
         how = "is served by CDI" if found.endswith("nvidia-cdi-hook") else "has its hook"
         return [ok(f"--gpus {how}", host.evidence(found, "there"))]
     if not ways_to_gpus(host, status):

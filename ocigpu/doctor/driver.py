@@ -31,6 +31,8 @@ def check_gpu(host: Host) -> list[Finding]:
         return [ok(f"Tegra: containers get {given} of its lists", host.evidence(CSV_DIRECTORY, "lists"))]
     if host.platform:
         return [not_checked(f"this is {'WSL' if host.platform == 'wsl' else 'a Tegra system'}: no GPU on the PCI bus")]
+    if host.settings_error is not None:  # they may say where the driver is
+        return [not_checked("the settings cannot be used: see settings-unusable")]
     directory = f"{host.roots.sys}/bus/pci/devices"
     if not host.has_pci:
         return [not_checked(f"{directory} does not exist")]

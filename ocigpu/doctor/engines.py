@@ -3,30 +3,73 @@
 import os
 import re
 import shlex
+import tomllib
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import MODES
+from ocigpu.doctor.files import put_away
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
+from ocigpu.doctor.live import start_time
+from ocigpu.doctor.repairs import find_entry_repair, find_repair, find_switch_repair
+from ocigpu.doctor.settings import VENDOR_SETTINGS
 from ocigpu.engines import places
-from ocigpu.engines.document import look_up
-from ocigpu.engines.status import NO_DEFAULT, OF_RUNTIME, EngineStatus, read_merged
+from ocigpu.engines.document import look_up, table_at
+from ocigpu.engines.status import (
+    NO_DEFAULT,
+    OF_RUNTIME,
+    EngineStatus,
+    cri_plugin,
+    is_cri_off,
+    is_our_hook,
+    is_ours,
+    programs_of,
+    read_merged,
+    runtime_keys,
+)
 
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
+USERS_OF_CONTAINERD = (
+    "/var/lib/kubelet",
+    *(f"/usr{local}/bin/{name}" for local in ("", "/local") for name in ("kubelet", "nerdctl", "crictl")),
+)
+HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+"""Where Podman and CRI-O look for hooks unless a file of theirs says otherwise (oci-hooks(5))."""
+_NO_TABLE = re.compile(r": runtimes\.([\w.-]+) is not a table")
+CLI = "nvidia-container-cli"
+VENDOR_HOOKS = ("nvidia-container-toolkit", "nvidia-container-runtime-hook")
 UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 
 
 def installed_engines(host: Host, engine: str = "") -> list[EngineStatus]:
-    """Return the installed engines; with Docker, a containerd without its own file is Docker's.
+    """Return the installed engines; with Docker, a containerd may be Docker's: :func:`is_dockers`.
 
     The usual file of a stopped daemon counts only if no daemon runs with another file: otherwise it is unused.
     """
     others = {item.engine for item in host.engines if item.flavour == "custom" and item.running}
     found = [item for item in host.engines if item.installed and engine in ("", item.engine)]
     found = [item for item in found if item.flavour or item.running or item.engine not in others]
-    docker = any(item.engine == "docker" and item.installed for item in host.engines)
-    return [item for item in found if item.engine != "containerd" or item.files or not docker]
+    return [item for item in found if not is_dockers(host, item)]
+
+
+def is_dockers(host: Host, status: EngineStatus) -> bool:
+    """Whether a containerd serves nobody but Docker, whose packages install and start one, with a file or without.
+
+    Others use it where it serves Kubernetes (CRI) and its file names a runtime for GPUs, or somebody here starts pods.
+    """
+    if status.engine != "containerd" or status.flavour in places.KUBERNETES:
+        return False
+    if not any(item.engine == "docker" and item.installed for item in host.engines):
+        return False
+    if status.waiting or status.problems:
+        return False
+    if not status.files or not status.cri:
+        return True
+    named = any(entry.ours or is_vendors(entry.path) for entry in status.runtimes)
+    return not (named or status.flavour or any(map(host.exists, USERS_OF_CONTAINERD)))
 
 
 def is_vendors(path: str) -> bool:
@@ -54,7 +97,7 @@ def engine_of(item: Finding) -> str:
     if item.name.startswith("containerd-"):
         return "containerd"
     names = {str(known["name"]).lower(): engine for engine, known in KNOWN["engines"].items()}
-    text = item.text.lower() if item.name.startswith(("engine-", "systemd-cgroup", "cdi-too-new")) else ""
+    text = item.text.lower() if item.name.startswith(("engine-", "systemd-cgroup", "cdi-too-new", "hook-file")) else ""
     return next((engine for name, engine in names.items() if text.startswith(f"{name} ")), "")
 
 
@@ -196,17 +239,26 @@ def check_problems(host: Host) -> list[Finding]:
         if not files:
             return [not_checked("no engine has a configuration file")]
         return [ok("configuration files of engines can be read", *files)]
-    return [
-        say(
-            "engine-config-broken.broken",
-            Evidence(file_of(host, status), printable(text, 300), "a valid file"),
-            engine=label(status),
-            problem=text,
-            path=host.path(status.target),
-            checker=_checker(host, status),
-        )
-        for status, text in bad
-    ] + devices
+    return [_say_broken(host, status, text) for status, text in bad] + devices
+
+
+def _say_broken(host: Host, status: EngineStatus, text: str) -> Finding:
+    """Return the problem of one file of an engine, which may be a drop-in."""
+    path = max((path for path in status.files if path in text), key=len, default=status.target)
+    file = host.path(path)
+    repair = ""
+    with suppress(OcigpuError):
+        config = host.text(path) or ""
+        found = host.find(path)
+        repair = find_repair(found, config, partial(places.parse_config, path))
+        if status.engine == "docker" and (name := _NO_TABLE.search(text)):
+            repair = find_entry_repair(found, config, name[1])
+    fixes = [f"# correct {file}; this says what is wrong:", _checker(host, status)]
+    if path != status.target:
+        fixes += [f"# or do without it: {put_away(file)}"]
+    seen = Evidence(file, printable(text, 300), "a valid file")
+    fixed = (repair, restart(host, status)) if repair else tuple(fixes)
+    return say("engine-config-broken.broken", seen, engine=label(status), problem=text, fixes=fixed)
 
 
 def _names_for_paths(host: Host, status: EngineStatus) -> list[Finding]:
@@ -266,11 +318,16 @@ def check_runtimes(host: Host) -> list[Finding]:
         what = "default" if entry.name == status.default_runtime else "other"
         why = places.why_no_program(host.root or "/", entry.path)
         fixes: tuple[str, ...] = ("# install it again", f"# remove it from {file_of(host, status)}")
-        if entry.ours:
+        if "noexec" in why:
+            mounted = f'mount -o remount,exec "$(findmnt -n -o TARGET -T {shlex.quote(entry.path)})"'
+            fixes = (f"{mounted}  # and take noexec out of /etc/fstab",)
+        elif "executable" in why:
+            fixes = (shlex.join(["chmod", "+x", host.path(entry.path)]),)
+        elif entry.ours and (host.program("/usr/bin/ocigpu-runtime", "/usr/local/bin/ocigpu-runtime")):
+            fixes = configure(host, status, *([] if entry.name == "ocigpu" else ["--name", entry.name]))[:1]
+        elif entry.ours:
             remove = shlex.join(["ocigpu", "engine", "remove", status.engine, *_where(host, status)])
             fixes = ("# install it again (ocigpu: make install, or the package)", f"# or: {remove}")
-        if "executable" in why:
-            fixes = (shlex.join(["chmod", "+x", host.path(entry.path)]),)
         findings.append(
             say(
                 f"engine-runtime-missing.{what}",
@@ -383,6 +440,129 @@ def check_running(host: Host) -> list[Finding]:
     return findings
 
 
+def check_restarted(host: Host) -> list[Finding]:
+    """Have daemons that cannot be asked read their present files?  dockerd can be: docker.check_restarted."""
+    if not host.live:
+        return [not_checked("daemons are examined on this machine only")]
+    findings, fine = [], []
+    for status in installed_engines(host):
+        if status.engine not in ("containerd", "crio") or not status.running:
+            continue
+        named = (status.target,) if status.flavour else ("", status.target)
+        pids = [one.pid for one in host.daemons if one.engine == status.engine and one.config in named]
+        began = min(map(start_time, pids), default=0.0)
+        # a second: the kernel's clock of processes is not that of files
+        newer = [path for path in status.files if began and os.stat(path).st_ctime > began + 1]
+        program = KNOWN["engines"][status.engine]["program"]
+        fine.append(Evidence(file_of(host, status), f"older than the running {program}"))
+        if newer:
+            seen = (host.evidence(path, f"changed after {program} was started", "read") for path in newer)
+            severity = "error" if ways_to_gpus(host, status) else "note"
+            values = {"engine": label(status), "program": program, "restart": restart(host, status)}
+            findings.append(say("engine-not-restarted.changed", *seen, severity=severity, **values))
+    if not fine:
+        return [not_checked("neither containerd nor CRI-O runs here for others than Docker")]
+    return findings or [ok("running daemons use their present files", *fine)]
+
+
+def check_cri(host: Host) -> list[Finding]:
+    """Does a containerd that has an entry for GPUs serve Kubernetes?  Only pods are started by such an entry."""
+    statuses = [item for item in installed_engines(host, "containerd") if item.files and not item.problems]
+    statuses = [item for item in statuses if any(one.ours or is_vendors(one.path) for one in item.runtimes)]
+    if not statuses:
+        return [not_checked("no containerd of its own names a runtime for GPUs")]
+    findings = []
+    for status in statuses:
+        for path in () if status.cri else status.files:
+            text = host.text(path) or ""
+            if is_cri_off(places.parse_config(path, text)):
+                repair = find_switch_repair(host.find(path), text)
+                fixes = (repair or f"# take it out of disabled_plugins in {host.path(path)}", restart(host, status))
+                seen = host.evidence(path, "disabled_plugins names the CRI plugin", "not there")
+                findings.append(say("containerd-cri-off.off", seen, engine=label(status), fixes=fixes))
+    fine = (Evidence(file_of(host, status), "CRI plugin on") for status in statuses)
+    return findings or [ok("containerd serves Kubernetes", *fine)]
+
+
+def check_hidden(host: Host) -> list[Finding]:
+    """Does containerd use the entries that its files have?
+
+    Before 2.1 the last file that has a plugin's table replaces those of the others (containerd pull request 9982).
+    """
+    release = release_of(host, "containerd")
+    statuses = [item for item in installed_engines(host, "containerd") if len(item.files) > 1]
+    if not statuses:
+        return [not_checked("containerd has no imported files")]
+    if not release or is_from(release, 2, 1):
+        return [not_checked("containerd merges the tables of its files from 2.1 on", Evidence("containerd", release))]
+    findings, fine = [], []
+    for status in statuses:
+        named: dict[str, bool] = {}
+        for path in status.files:
+            with suppress(OcigpuError, TypeError, ValueError):
+                data = places.parse_config(path, host.text(path) or "")
+                if table_at(data, cri_plugin(data)):
+                    runtimes = table_at(data, runtime_keys("containerd", data)[0]).values()
+                    programs = [name for entry in runtimes for name in programs_of("containerd", entry)]
+                    named[path] = any(is_ours(name, host.root or "/") for name in programs)
+        last = next(reversed(named), "")
+        if not any(named.values()) or named[last]:
+            fine.append(Evidence(file_of(host, status), "the last file with its table names ocigpu, or none does"))
+            continue
+        told = next(path for path in named if named[path])
+        seen = (host.evidence(told, "names ocigpu"), host.evidence(last, "replaces its table", "an entry of ocigpu"))
+        values = {"engine": label(status), "told": told, "last": last}
+        drop_in = configure(host, status, "--drop-in", last)
+        findings.append(say("containerd-hidden.replaced", *seen, **values, configure=drop_in))
+    return findings or [ok("containerd uses the entries of ocigpu that its files have", *fine)]
+
+
+def lacks_its_program(host: Host, hook: str) -> bool:
+    """Whether a hook is NVIDIA's, and the program is missing that it starts: its package was removed alone."""
+    root = host.root or "/"
+    if is_our_hook(root, hook) or os.path.basename(hook) == "nvidia-cdi-hook" or places.find_program(root, CLI):
+        return False
+    with suppress(ValueError, AttributeError):  # the vendor's settings may say where it is
+        named = tomllib.loads(host.text(VENDOR_SETTINGS) or "").get("nvidia-container-cli", {}).get("path", "")
+        return not (named and host.program(str(named)))
+    return False
+
+
+def check_hooks(host: Host) -> list[Finding]:
+    """Can the programs run that hook files of Podman and CRI-O name?  A file whose program is gone is passed over."""
+    engines = [item for item in installed_engines(host) if item.engine in ("podman", "crio")]
+    if not engines:
+        return [not_checked("neither Podman nor CRI-O is installed")]
+    findings: list[Finding] = []
+    directories: dict[str, EngineStatus] = {}
+    for status in engines:
+        data = read_merged(host.root or "/", status.engine, status.target, [])[1]
+        keys = ("engine",) if status.engine == "podman" else ("crio", "runtime")
+        named = look_up(data, (*keys, "hooks_dir"))
+        for directory in named if isinstance(named, list) and named else HOOKS:
+            directories.setdefault(str(directory), status)
+    for directory, status in directories.items():
+        for path in (f"{directory}/{name}" for name in host.names(directory) if name.endswith(".json")):
+            with suppress(OcigpuError, ValueError):
+                program = look_up(places.parse_config(path, host.text(path) or ""), ("hook", "path"))
+                if not isinstance(program, str) or not (why := _why_no_hook(host, program)):
+                    continue
+                seen = host.evidence(path, f"hook {printable(program, 200)}, which {why}", "a program")
+                values = {"engine": label(status), "path": host.path(path), "program": printable(program, 200)}
+                findings.append(say("hook-file.fails", seen, **values, why=why, away=put_away(host.path(path))))
+    seen = Evidence(", ".join(directories), "no hook that fails")
+    return findings or [ok("programs of hook files can run", seen)]
+
+
+def _why_no_hook(host: Host, program: str) -> str:
+    """Return why an existing program of a hook file fails, "" for one that is no matter."""
+    if not host.exists(program):
+        return ""
+    if os.path.basename(program) in VENDOR_HOOKS and lacks_its_program(host, program):
+        return f"needs {CLI}, which is not there"
+    return places.why_no_program(host.root or "/", program)
+
+
 def cgroup_driver(host: Host, status: EngineStatus) -> str:
     """Return "systemd" or "cgroupfs": from the daemon, its file, or the engine's default; "" when unknown."""
     if status.engine == "docker" and host.docker and not host.docker.problem:
@@ -440,6 +620,7 @@ def _hooked(status: EngineStatus) -> str:
 def check_two_containerds(host: Host) -> list[Finding]:
     """Is it clear which configuration containerd reads?"""
     found = [item for item in host.engines if item.engine == "containerd" and item.installed and item.files]
+    found = [item for item in found if not is_dockers(host, item)]
     if not found:
         return [not_checked("containerd has no configuration file")]
     told = [status for status in found if status.configured or status.waiting]

@@ -74,7 +74,7 @@ def ask_docker(daemons: Sequence[Daemon]) -> DockerAnswer | None:
         pid = next((pid for pid, config in configs.items() if not config), 0)
     variable = path_variable(pid)
     hook = shutil.which(HOOK, path=variable or "") or ""
-    is_new = bool(hook) and os.lstat(hook).st_ctime > _start_time(pid) + 1
+    is_new = bool(hook) and os.lstat(hook).st_ctime > start_time(pid) + 1
     config = configs.get(pid, "")
     return DockerAnswer(path, problem, {} if problem else info, pid, config, variable, hook, is_new, is_shut)
 
@@ -98,7 +98,7 @@ def read_context() -> tuple[str, str, bool]:
     return path, context, context not in ("", "default")
 
 
-def _start_time(pid: int) -> float:
+def start_time(pid: int) -> float:
     """Return when a process was started, seconds since 1970: field 22 of proc_pid_stat(5), btime of proc_stat(5)."""
     with open("/proc/stat", encoding="ascii") as file:
         boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))

@@ -4,13 +4,17 @@ import os
 import re
 import shlex
 import tomllib
+from contextlib import suppress
 
-from ocigpu.core.errors import printable
+from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.gate import permitted_capabilities
-from ocigpu.core.settings import CAPABILITIES, DEFAULT_PATH, Settings
+from ocigpu.core.settings import CAPABILITIES, DEFAULT_PATH, KEYS, Settings, parse_settings
 from ocigpu.doctor.files import PROGRAM_DIRECTORIES
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import DIRECTORIES, Host
+from ocigpu.doctor.repairs import find_repair
+from ocigpu.gpus.tree import read_text
+from ocigpu.system.settings_file import parse_toml
 
 STUBS = ("ocigpu-runtime", "ocigpu-hook", "ocigpu", "ocigpu-container-cli")
 _INTERPRETER = re.compile(r"\A#!(/\S*python\S*)|\[ -x (/\S+) \]")
@@ -37,8 +41,30 @@ def check_settings(host: Host) -> list[Finding]:
         check = check if os.path.lexists(path) else ""
     cause = failure.message.removeprefix("settings ").removeprefix(f"{path}: ")
     seen = Evidence(path, printable(cause, 300), "usable settings")
-    fixes = {"owner": owner, "advice": advice, "check": check, "without": without}
+    if repair := _repair(path, failure.code, cause):
+        check = advice = ""
+    fixes = {"owner": owner, "repair": repair, "advice": advice, "check": check, "without": without}
     return [say("settings-unusable.unusable", seen, code=failure.code, cause=cause, **fixes)]
+
+
+def _repair(path: str, code: str, cause: str) -> str:
+    """Return the command after which a settings file can be used, with the default of what is wrong; "" for none."""
+    key = cause.partition(": ")[0]
+    if code == "OCIGPU-SET-2" and any(key == known.name for known in KEYS):
+        words = shlex.join(["ocigpu", "config", "unset", key, "--config", path])
+        return f"{words}  # its default holds then: ocigpu config keys"
+    repair = ""
+    with suppress(OSError, OcigpuError):
+        text = read_text(path) if code == "OCIGPU-SET-1" and os.path.isfile(path) else None
+        repair = find_repair(
+            os.path.realpath(path), text or "", lambda text: parse_settings(parse_toml(text.encode()), path)
+        )
+    return repair and f"{repair}  # the defaults of these lines hold then"
+
+
+def _unset(host: Host, key: str) -> str:
+    """Return the command that takes a key out of the settings."""
+    return shlex.join(["ocigpu", "config", "unset", key, "--config", host.settings.path or host.path(DEFAULT_PATH)])
 
 
 def check_refusals(host: Host) -> list[Finding]:
@@ -90,7 +116,9 @@ def check_programs(host: Host) -> list[Finding]:
     hook, settings = host.settings.hook_path, host.settings.path
     if hook and not host.program(hook):
         named = Evidence(settings, f"hook.path = {hook}", "a program")
-        findings.append(say("programs-broken.hook", named, host.evidence(hook, "none"), hook=hook, path=settings))
+        unset = _unset(host, "hook.path") if "ocigpu-hook" in stubs else ""
+        values = {"hook": hook, "unset": unset or f"# remove hook.path from {settings}, or install ocigpu again"}
+        findings.append(say("programs-broken.hook", named, host.evidence(hook, "none"), **values))
     if findings:
         return findings
     absent = " and ".join(name for name in ("ocigpu-runtime", "ocigpu-hook") if name not in stubs)
@@ -111,9 +139,13 @@ def check_runtime(host: Host) -> list[Finding]:
     if not host.has_system:
         return [not_checked("the simulated host has no low-level runtime")]
     evidence = Evidence(", ".join(PROGRAM_DIRECTORIES), f"none of {', '.join(wanted)}", "one of them")
-    what = "none" if wanted == Settings().runtime_runtimes else "named"
+    usual = Settings().runtime_runtimes
+    what = "none" if wanted == usual else "named"
     path = host.settings.path or DEFAULT_PATH
-    return [say(f"runtime-missing.{what}", evidence, path=path, names=", ".join(wanted))]
+    unset = f"# correct runtime.runtimes in {path}, or install what it names"
+    if there := next(filter(None, map(host.command_path, usual)), ""):
+        unset = f"{_unset(host, 'runtime.runtimes')}  # then {there} is used"
+    return [say(f"runtime-missing.{what}", evidence, path=path, names=", ".join(wanted), unset=unset)]
 
 
 def check_no_cgroups(host: Host) -> list[Finding]:
@@ -125,7 +157,7 @@ def check_no_cgroups(host: Host) -> list[Finding]:
     fine.append(Evidence(path, f"no-cgroups = {str(host.settings.no_cgroups).lower()}", "false"))
     if host.settings.no_cgroups:
         seen = Evidence(path, "no-cgroups = true", "false")
-        findings.append(say("no-cgroups-mismatch.ours", seen, path=shlex.quote(path)))
+        findings.append(say("no-cgroups-mismatch.ours", seen, unset=_unset(host, "no-cgroups")))
     vendors = _vendor_no_cgroups(host)
     uses = any("nvidia-container-runtime" in entry.path for item in installed for entry in item.runtimes)
     if uses and vendors is not None:

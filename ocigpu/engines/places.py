@@ -187,9 +187,17 @@ def why_no_program(root: str, path: str) -> str:
     if "/" not in path:
         return "" if path and find_program(root, path) else "does not exist"
     if is_program(root, path):
-        return ""
+        return "is on a file system mounted with noexec" if root == "/" and _is_noexec(path) else ""
     mode = file_mode(root, path)
     return "does not exist" if mode is None else "is not executable" if stat.S_ISREG(mode) else "is not a file"
+
+
+def _is_noexec(path: str) -> bool:
+    """Whether nothing may be executed where a file of this machine is."""
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:  # gone by now
+        return False
 
 
 def file_mode(root: str, path: str) -> int | None:

@@ -264,11 +264,18 @@ def test_a_name_of_several_lines_is_never_several_commands() -> None:
     [
         ("[simulation]\ngpus = 8\n", 0o644, ["# keys of [simulation]: root", "ocigpu config check {path}"]),
         ('mdoe = "hook"\n', 0o644, ["# did you mean mode?", "ocigpu config check {path}"]),
-        ('mode = "cuda"\n', 0o644, ["ocigpu config check {path}"]),
+        (
+            'mode = "cuda"\n',
+            0o644,
+            ["ocigpu config unset mode --config {path}  # its default holds then: ocigpu config keys"],
+        ),
         (
             "mode = hook\n",
             0o644,
-            ["ocigpu config check {path}", "# correct the file, or do without: mv {path} {path}.bad"],
+            [
+                "sed -i '1s/^/# /' {path}  # the defaults of these lines hold then",
+                "# correct the file, or do without: mv {path} {path}.bad",
+            ],
         ),
         (None, 0, ["# See what names this file: --config, or OCIGPU_CONFIG in the environment."]),
     ],

@@ -151,7 +151,8 @@ def test_the_usual_file_is_no_matter_beside_a_daemon_with_another(monkeypatch: p
     ],
 )
 def test_a_docker_that_cannot_validate_is_not_told_to(release: str, checker: str, broken: Broken) -> None:
-    root = broken("docker-json")
+    root = broken()
+    put(root, "/etc/docker/daemon.json", '{\n    "runtimes": {]\n}\n')
     host = Host(str(root))
     host.__dict__["engine_releases"] = {"docker": release}
     (found,) = check_problems(host)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 MODES = pytest.mark.parametrize("mode", ["hook", "spec", "cdi"])
 OPEN = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"]
-COMMAND = re.compile(r"ocigpu (?:system|cdi|sim) [^;\\\"\n]*")
+COMMAND = re.compile(r"ocigpu (?:system|cdi|sim|config) [^;\\\"\n]*")
 
 
 class Lab(NamedTuple):
@@ -208,7 +208,12 @@ def test_settings_that_no_runtime_fits_are_told_from_a_host_without_one(make_lab
     with lab.settings.open("a") as file:
         file.write('runtime.runtimes = ["runcc"]\n')
     assert "OCIGPU-RT-1" in lab.start().stderr
-    assert lab.doctor("runtime-missing") == [f"# correct runtime.runtimes in {lab.settings}, or install what it names"]
+    (fix,) = lab.doctor("runtime-missing")
+    command, _, used = fix.partition("  # then ")
+    assert command == f"ocigpu config unset runtime.runtimes --config {lab.settings}"
+    assert os.path.basename(used.removesuffix(" is used")) in ("runc", "crun")
+    assert lab.follow(command) == [command]
+    assert opened(lab.start()) == {"ENXIO"}
 
 
 def test_an_ldconfig_that_cannot_be_used_is_done_without_as_the_hint_says(make_lab: Callable[[str], Lab]) -> None:

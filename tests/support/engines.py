@@ -28,7 +28,7 @@ mkdir -p /var/lib/containers
 mount -t tmpfs none /var/lib/containers
 mkdir -p /run/cdi /etc/cdi /etc/ocigpu /etc/docker /etc/containers
 echo ready
-exec sleep infinity
+sleep infinity & wait # the first process takes in children of others
 """
 
 

@@ -1,0 +1,121 @@
+"""Commands that make files readable again, and findings of engines that such commands fix."""
+
+import json
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctor.conftest import Run
+from support.engine_roots import make_host, put
+
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.repairs import find_entry_repair, find_repair, find_switch_repair
+from ocigpu.doctor.report import run_checks
+from ocigpu.engines.places import parse_config
+
+SWITCH = 'disabled_plugins = ["io.containerd.grpc.v1.cri", "x.y"]\nroot = "/a,]"\n'
+
+
+def repaired(file: Path, command: str) -> dict[str, Any]:
+    subprocess.run(["sh", "-e", "-c", command], check=True)
+    return parse_config(str(file), file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "data"),
+    [
+        ("a.json", '{"a": [1, 2, ],\n "b": {"c": 1,\n}\n,}', {"a": [1, 2], "b": {"c": 1}}),
+        ("a.json", '{"a": ",}",\n}', {"a": ",}"}),
+        ("a.json", '{"a": ",}", "b": {"c": [1,],}, }', {"a": ",}", "b": {"c": [1]}}),
+        ("a.json", '{"a": {"b": "/c d"},\t\r\n}', {"a": {"b": "/c d"}}),
+        ("a.toml", "[a]\nb = 1\nc = d\n  e = f\n", {"a": {"b": 1}}),
+        ("a.toml", "[a\nb = 1\n", {"b": 1}),
+    ],
+)
+def test_a_command_makes_a_file_readable(name: str, text: str, data: object, tmp_path: Path) -> None:
+    file = tmp_path / f"it's {name}"
+    file.write_bytes(text.encode())
+    command = find_repair(str(file), text, partial(parse_config, name))
+    assert repaired(file, command) == data
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"a": 1 "b": 2}'),
+        ("a.json", "{" + '"a": [' * 2000),
+        ("a.json", "{}"),
+        ("a.toml", "a = [\n1,\n"),
+        ("a.toml", "a\n" * 5),
+        ("a.toml", "a = 1\n"),
+    ],
+)
+def test_no_command_is_printed_that_does_not_help(name: str, text: str) -> None:
+    assert find_repair(f"/{name}", text, partial(parse_config, name)) == ""
+
+
+def test_an_entry_that_is_a_path_becomes_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text('{"runtimes": {"a.b": "/x&y", "c": {"path": "z"}}}')
+    data = repaired(file, find_entry_repair(str(file), file.read_text(), "a.b"))
+    assert data == {"runtimes": {"a.b": {"path": "/x&y"}, "c": {"path": "z"}}}
+    for text in ('{"runtimes": {"a": 1}, "b": {"a": "/x"}}', '{"runtimes": {"a": "/x"}, "b": {"a": "/y"}}'):
+        assert find_entry_repair("/daemon.json", text, "a") == ""
+
+
+def test_a_plugin_that_is_switched_off_is_switched_on(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(SWITCH)
+    assert repaired(file, find_switch_repair(str(file), SWITCH)) == {"disabled_plugins": ["x.y"], "root": "/a,]"}
+    for text in ('disabled_plugins = [\n"cri"]\n', 'disabled_plugins = ["cri", "a/b"]\n'):
+        assert find_switch_repair("/a", text) == ""
+
+
+PACKAGED = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/usr/lib/cni"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "counts"),
+    [
+        ('disabled_plugins = ["cri"]\n', "", False),
+        (PACKAGED, "", False),
+        (PACKAGED, "/usr/bin/kubelet", True),
+        ('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n', "/usr/bin/kubelet", False),
+        (PACKAGED + '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.ocigpu.options]\n'
+                    'BinaryName = "/usr/bin/ocigpu-runtime"\n', "", True),
+    ],
+)  # fmt: skip
+def test_what_docker_brings_is_not_spoken_of(text: str, more: str, counts: bool, tmp_path: Path, run: Run) -> None:
+    root = make_host(tmp_path)
+    for path in ("/usr/bin/dockerd", "/usr/bin/containerd", *([more] if more else [])):
+        put(root, path, "", 0o755)
+    put(root, "/etc/containerd/config.toml", text)
+    said = run("doctor", "--root", root)[1]
+    assert ("containerd" in said) is counts
+    assert "Podman" not in said
+
+
+@pytest.mark.parametrize(("program", "is_found"), [("/usr/bin/nvidia-container-toolkit", True), ("/gone", False)])
+def test_a_hook_file_is_a_finding_where_its_program_fails(program: str, is_found: bool, tmp_path: Path) -> None:
+    """Podman passes over a file whose program does not exist."""
+    root = make_host(tmp_path)
+    for path in ("/usr/bin/podman", "/usr/bin/nvidia-container-toolkit"):
+        put(root, path, "", 0o755)
+    put(root, "/usr/share/containers/oci/hooks.d/nvidia.json", json.dumps({"hook": {"path": program}}))
+    (found,) = run_checks(Host(str(root)), ("hook-file",))
+    assert found.is_bad is is_found
+
+
+def test_a_containerd_for_pods_that_has_none_is_found(tmp_path: Path) -> None:
+    root = make_host(tmp_path)
+    put(root, "/usr/bin/containerd", "", 0o755)
+    entry = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.ocigpu.options]\n'
+    file = put(
+        root, "/etc/containerd/config.toml", f'version = 2\n{SWITCH}{entry}BinaryName = "/usr/bin/ocigpu-runtime"\n'
+    )
+    (found,) = run_checks(Host(str(root)), ("containerd-cri-off",))
+    assert found.is_bad
+    repaired(file, found.fixes[0])
+    assert [item.severity for item in run_checks(Host(str(root)), ("containerd-cri-off",))] == ["ok"]
