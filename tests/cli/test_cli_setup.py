@@ -61,6 +61,14 @@ def test_a_dockerd_that_has_not_read_its_file_is_restarted(running: list[EngineS
     ]
 
 
+def test_a_containerd_that_has_not_read_its_file_is_restarted(running: list[EngineStatus]) -> None:
+    running.append(EngineStatus("containerd", "", True, True, "/etc/containerd/config.toml"))
+    command = "systemctl restart containerd"
+    unread = UNREAD._replace(text="containerd was configured after", fixes=(command,), name="engine-not-restarted")
+    assert [one.line for one in setup.plan_restarts([work("containerd", "containerd")], [unread])] == [command]
+    assert setup.plan_restarts([work("containerd", "containerd")], [UNREAD]) == []
+
+
 def test_a_restart_names_what_it_stops() -> None:
     restart = setup.Restart("docker", "systemctl restart docker", ("c0", "c1"))
     assert restart.line == "systemctl restart docker   (stops 2 running containers)"

@@ -177,17 +177,20 @@ def _agree(works: Sequence[EngineWork], restarts: Sequence[Restart], fixes: "Seq
 
 
 def plan_restarts(works: Sequence[EngineWork], findings: "Sequence[Finding]") -> list[Restart]:
-    """Return the restarts of engines that run and whose files change, and of a dockerd that has not read its file."""
+    """Return the restarts of engines that run and whose files change, and of those that have not read their files."""
+    from ocigpu.doctor.engines import engine_of
     from ocigpu.engines.places import KUBERNETES
     from ocigpu.engines.status import find_engines
 
     running = [one for one in find_engines() if one.running]
-    unread = next((item.fixes for item in findings if item.name == "docker-not-restarted" and item.is_bad), ())
+    bad = [item for item in findings if item.name in ("docker-not-restarted", "engine-not-restarted") and item.is_bad]
+    unread = {engine_of(item): item.fixes for item in bad}
     found = []
     for work in works:
         step = step_of(work) if work.changed else ""
-        if not step and work.options.engine == "docker" and not work.error and len(unread) == 1:
-            step = unread[0]
+        fixes = unread.get(work.options.engine, ())
+        if not step and not work.error and len(fixes) == 1:
+            step = fixes[0]
         engine = next((one for one in running if one.name == work.name), None) or next(
             (one for one in running if one.engine == work.name and one.flavour not in KUBERNETES), None
         )
