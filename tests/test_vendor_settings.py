@@ -1,6 +1,7 @@
 """Settings of NVIDIA's toolkit: what each of its keys becomes, and that none is dropped in silence."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -344,6 +345,32 @@ def test_the_command_prints_for_programs(tmp_path: Path, capsys: pytest.CaptureF
     assert (document["written"], document["left_out"][0]["from"]) == (False, "features.gds")
     assert main(["config", "import", str(tmp_path / "missing")]) == 1
     assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_what_will_not_hold_on_this_host_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of Ubuntu names its ldconfig.real; the imported settings stay what the file says."""
+    source = tmp_path / "vendor.toml"
+    for there in (False, True):
+        program = tmp_path / "ldconfig.real"
+        if there:
+            program.touch()
+        runtimes = '["runc"]' if there else '["nvidia-runc-that-is-not-there"]'
+        root = tmp_path if there else tmp_path / "driver"
+        source.write_text(
+            f'nvidia-container-cli.ldconfig = "@{program}"\nnvidia-container-cli.root = "{root}"\n'
+            f"nvidia-container-runtime.runtimes = {runtimes}\n"
+        )
+        assert main(["config", "import", str(source), "--dry-run", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["imported"]) == 3
+        if there and not shutil.which("runc"):
+            continue
+        assert [line.partition(":")[0] for line in found["absent"]] == (
+            [] if there else ["ldconfig", "driver.root", "runtime.runtimes"]
+        )
+    source.write_text('nvidia-container-cli.ldconfig = "@/nowhere/ldconfig"\n')
+    assert main(["config", "import", str(source), "--dry-run"]) == 0
+    assert "note: ldconfig: this host has no /nowhere/ldconfig; without this key " in capsys.readouterr().out
 
 
 def test_the_default_file_says_what_the_defaults_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from doctor.conftest import Broken, Run
 from prometheus_client.parser import text_string_to_metric_families
-from support.product import PROGRAMS
+from support.product import PROGRAMS, REPOSITORY
 
 from ocigpu.doctor import formats
 from ocigpu.doctor.findings import CHECKS, Evidence, Finding
 from ocigpu.doctor.host import Host
 
+ALERTS = REPOSITORY / "packaging/prometheus/ocigpu-doctor-alerts.yaml"
 SECRET = "hunter2SECRETvalue"
 VOID = {"meta", "br", "link", "img"}
 
@@ -129,6 +131,47 @@ def test_metrics_are_read_by_prometheus_own_reader(broken: Broken, run: Run) -> 
     worst = [one.labels for one in families["ocigpu_doctor_check"].samples if one.value]
     assert {"check": "docker-gpus-hook", "severity": "warning"} in worst
     assert len(worst) == len(CHECKS)
+
+
+def test_a_report_is_written_in_one_step(broken: Broken, run: Run, tmp_path: Path) -> None:
+    root, file = broken("docker-gpus"), tmp_path / "collector" / "ocigpu.prom"
+    for form, begin in (("prometheus", "# HELP ocigpu_doctor_info "), ("json", "{"), ("junit", "<?xml ")):
+        code, out, _ = run("doctor", "--root", root, "--format", form, "-o", file)
+        assert (code, out) == (3, "")
+        assert file.read_text().startswith(begin)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    before = file.read_text()
+    for words in (["-o", file], ["--format", "prometheus", "-o", tmp_path], ["--tenants", "--json", "-o", file]):
+        assert run("doctor", "--root", root, *words)[0] == 2
+    assert file.read_text() == before
+
+
+def test_alerts_are_of_metrics_and_labels_that_there_are(broken: Broken, run: Run) -> None:
+    _, out, _ = run("doctor", "--root", broken("missing-uvm"), "--format", "prometheus")
+    labels: dict[str, set[str]] = {"node_textfile_mtime_seconds": {"file"}}  # node_exporter's own
+    values: dict[tuple[str, str], set[str]] = {}
+    for family in text_string_to_metric_families(out):
+        for sample in family.samples:
+            labels[sample.name] = set(sample.labels)
+            for name, value in sample.labels.items():
+                values.setdefault((sample.name, name), set()).add(value)
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
+    for rule in group["rules"]:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert re.fullmatch(r"\d+[mhd]", rule.get("for", "1m"))
+        metrics = set(re.findall(r"\b(?:ocigpu|node)_\w+", rule["expr"]))
+        assert metrics <= set(labels), rule["expr"]
+        for metric, selector in re.findall(r"(\w+)\{([^}]*)\}", rule["expr"]):
+            for name, sign, value in re.findall(r'(\w+)(=~?)"([^"]*)"', selector):
+                assert name in labels[metric]
+                assert sign == "=~" or value in values[metric, name]
+        shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert shown <= {"instance"}.union(*(labels[metric] for metric in metrics)), rule
+    errors = [line for line in out.splitlines() if 'severity="error"' in line and line.endswith(" 1")]
+    assert any('ocigpu_doctor_check{check="uvm-missing"' in line for line in errors)
 
 
 class Page(HTMLParser):

@@ -1,9 +1,11 @@
 """``ocigpu doctor``: what is wrong with this host's GPU containers, and the commands that put it right."""
 
+import io
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, TextIO
 
 from ocigpu.cli.front import show
@@ -24,6 +26,7 @@ def doctor_command(
     fix: bool = False,
     yes: bool = False,
     format_: str = "",
+    output: str = "",
     archive: str = "",
     html: str = "",
     config: str = "",
@@ -65,6 +68,8 @@ def doctor_command(
     form = format_ or ("json" if json else "text")
     if form not in FORMATS or (json and form != "json"):
         raise UsageError(f"--format is one of {', '.join(FORMATS)}; --json is short for --format json")
+    if output and (form == "text" or asked or since):
+        raise UsageError("--output is for a whole report as --format json, junit or prometheus")
     if (fix and form != "text") or (yes and not fix):
         raise UsageError("--fix reports as text, and --yes belongs to it")
     if fix and not yes and not (sys.stdin and sys.stdin.isatty()):
@@ -92,14 +97,15 @@ def doctor_command(
         raise UsageError(f"--fix --root {root}: not on another machine's disk, whose links may lead to this machine")
     if since:
         return _report_since(since, before, host, findings, form)
-    if form == "json":
-        show.data(to_data(host, findings))
-    elif form == "text":
-        report()
-    else:
-        from ocigpu.doctor import formats
+    with _written_to(output):
+        if form == "json":
+            show.data(to_data(host, findings))
+        elif form == "text":
+            report()
+        else:
+            from ocigpu.doctor import formats
 
-        print(getattr(formats, f"render_{form}")(host, findings), end="")
+            print(getattr(formats, f"render_{form}")(host, findings), end="")
     if fix and carry_out_fixes(findings, lambda name: examine((name,))[1], yes):
         print()
         host, findings = examine()
@@ -119,6 +125,25 @@ def doctor_command(
     if watch:
         _watch(findings, lambda: examine()[1])
     return exit_status(findings)
+
+
+@contextmanager
+def _written_to(path: str) -> "Iterator[None]":
+    """Write what is printed in the block to a file, replaced in one step: its readers see the old one or the new one.
+
+    Does nothing without a path; raises UsageError if the file cannot be written.
+    """
+    if not path:
+        yield
+        return
+    from ocigpu.cdi.write import write_file
+
+    with redirect_stdout(io.StringIO()) as printed:
+        yield
+    try:
+        write_file(path, printed.getvalue().encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise UsageError(f"--output {printable(path)}: {error.strerror}") from error
 
 
 def _read_before(path: str) -> "list[Finding]":

@@ -153,7 +153,7 @@ def render_default() -> str:
 
 def import_command(file: str = "", output: str = "", dry_run: bool = False, force: bool = False) -> "show.Answer":
     from ocigpu.cli.settings.vendor import DEFAULT_PATH as VENDOR_PATH
-    from ocigpu.cli.settings.vendor import import_file, render_import
+    from ocigpu.cli.settings.vendor import find_absent, import_file, render_import
 
     file = file or VENDOR_PATH
     output = output or settings_path("") or DEFAULT_PATH
@@ -162,6 +162,7 @@ def import_command(file: str = "", output: str = "", dry_run: bool = False, forc
     if problems := find_problems(tomllib.loads(text)):  # it would be a defect of ours
         raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")
     written = not dry_run and output != "-" and write_settings(output, text, force)
+    absent = find_absent(result)
     yield {
         "output": output,
         "written": written,
@@ -173,13 +174,14 @@ def import_command(file: str = "", output: str = "", dry_run: bool = False, forc
             {"from": item.vendor, "value": str(item.value), "reason": item.reason} for item in result.left_out
         ],
         "notes": result.notes,
+        "absent": absent,
         "text": text,
     }
     if output == "-":
         print(text, end="")
         for item in result.left_out:
             print(f"left out: {printable(item.vendor)}: {item.reason}", file=sys.stderr)
-        for text in result.notes:
+        for text in (*result.notes, *absent):
             print(f"note: {text}", file=sys.stderr)
         return
     rows = [(item.vendor, item.ours, toml_value(item.value), item.remark) for item in result.imported]
@@ -194,7 +196,7 @@ def import_command(file: str = "", output: str = "", dry_run: bool = False, forc
     else:
         done = "written" if written else "unchanged"
         print(f"{output}: {done}, {len(result.imported)} keys imported, {len(result.left_out)} left out")
-    show.notes(result.notes)
+    show.notes((*result.notes, *absent))
 
 
 def write_settings(path: str, text: str, force: bool) -> bool:

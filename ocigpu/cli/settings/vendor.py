@@ -4,6 +4,8 @@ Keys, types and meanings are those of the toolkit's documentation and of what ``
 program ignores keys that it does not know, and refuses values of another type.
 """
 
+import os
+import shutil
 import textwrap
 import tomllib
 from collections.abc import Callable, Sequence
@@ -99,6 +101,13 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
 _COMPAT = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
 _MODE = "nvidia-container-runtime.mode"
 _NO_COMPAT_HOOK = "features.disable-cuda-compat-lib-hook"
+HOST_PATHS = {
+    "ldconfig": "without this key the host's own is found: ocigpu config unset ldconfig",
+    "driver.root": "containers that request GPUs would not start",
+    "driver.dev-root": "containers that request GPUs would not start",
+    "hook.path": "containers that need the hook would not start",
+}
+"""Settings that name something of the host, and what follows if it is not there."""
 EVERYTHING_NOTE = (
     "NVIDIA's default mode provides every driver file, whatever NVIDIA_DRIVER_CAPABILITIES says; here a container gets"
     " what it says, and compute,utility where it is not set: images that draw or encode video need"
@@ -178,6 +187,18 @@ def import_settings(data: bytes, path: str) -> Import:
         )
     by_default = dict(pairs).get(_MODE, "auto") in ("auto", "jit-cdi")
     return Import(tuple(imported), tuple(left_out), (EVERYTHING_NOTE,) if by_default else ())
+
+
+def find_absent(result: Import) -> tuple[str, ...]:
+    """Return what of the imported settings will not hold on this host: files and programs that are not there."""
+    found = []
+    for item in result.imported:
+        if item.ours in HOST_PATHS and item.value and not os.path.exists(item.value):
+            found.append(f"{item.ours}: this host has no {printable(item.value)}; {HOST_PATHS[item.ours]}")
+        if item.ours == "runtime.runtimes" and not any(map(shutil.which, item.value)):
+            names = printable(", ".join(item.value))
+            found.append(f"{item.ours}: this host has none of {names}; no container would start with this runtime")
+    return tuple(found)
 
 
 def _import_key(
