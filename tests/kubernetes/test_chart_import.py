@@ -353,6 +353,8 @@ def test_what_our_programs_would_refuse_is_not_taken_over(
         (b"devicePlugin: {enabled: 'yes'}\nmig: {strategy: most}\n", 'expected true or false, found "yes"; '),
         (b"devicePlugin: 5\ntoolkit: {enabled: true}\n", "devicePlugin"),
         (b"toolkit: {env: [{name: 'A=B', value: x}]}\n", "a list of variables"),
+        (b"hostPaths: {kubeletRootDir: '/a: b'}\n", 'expected an absolute path, found "/a: b"'),
+        (b"daemonsets: {priorityClassName: 'x # y'}\n", "expected the name of an object"),
     ],
     ids=lambda value: value[:20] if isinstance(value, bytes) else "",
 )  # fmt: skip
@@ -413,6 +415,19 @@ def test_whatever_a_value_is_ours_are_accepted_by_the_chart_or_it_is_an_error(ch
         return
     assert said.code == "OCIGPU-KUBE-9"
     assert said.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("chart", "values"),
+    [
+        ("gpu-operator", {"hostPaths": {"driverInstallDir": []}}),
+        ("device-plugin", {"config": {"map": {"a": ""}, "default": []}}),
+        ("device-plugin", {"config": {"map": {"a": ""}, "default": "b"}}),
+        ("dcgm-exporter", {"extraEnv": [{"name": "A", "value": None}]}),
+    ],
+)
+def test_a_key_that_another_looks_at_may_be_anything(chart: str, values: dict[str, Any]) -> None:
+    VALIDATOR.validate(take(values, chart).values)
 
 
 def test_helm_reads_texts_as_the_texts_that_they_were() -> None:

@@ -34,6 +34,7 @@ OWN_LABELS = frozenset(f"app.kubernetes.io/{name}" for name in ("name", "instanc
 """Labels by which the chart selects its pods: its schema refuses them in podLabels."""
 FILE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?")
 """A configuration's name: it becomes part of a DaemonSet's."""
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _TRUE = ("true", "1", "t", "yes")
 _COLLECTORS = ("-f", "--collectors")
@@ -330,7 +331,7 @@ def _variable(
     except NoCounterpartError as error:
         yield entry._replace(became=NONE, to=(), remark=str(error))
         return
-    result.put({row.to[0]: [dict(variable)]})
+    result.put({row.to[0]: [{key: each for key, each in variable.items() if each is not None}]})
     yield entry
 
 
@@ -370,7 +371,8 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("true or false", lambda value: isinstance(value, bool)),
     "text": ("a text", _is_text),
     "word": ("a text", _is_text),
-    "path": ("an absolute path", lambda value: _is_text(value) and value[:1] == "/" and value.isprintable()),
+    "path": ("an absolute path", lambda value: _is_text(value) and re.fullmatch(r"/[\w./@+~=-]*", value) is not None),
+    "name": ("the name of an object", lambda value: _is_text(value) and _NAME.fullmatch(value) is not None),
     "port": ("a port", lambda value: type(value) is int and 0 < value < 65536),
     "texts": ("a list of texts", lambda value: isinstance(value, list) and all(map(_is_text, value))),
     "map": ("a mapping of texts", _is_map),
@@ -497,7 +499,7 @@ def _strategy(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
 def _pull_secrets(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
     entries = value if isinstance(value, list) else [value]
     names = [each.get("name") if isinstance(each, dict) else each for each in entries]
-    if not all(isinstance(name, str) and name for name in names):
+    if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
         raise NoCounterpartError("an entry is not the name of a secret")
     return {row.to[0]: names}
 
@@ -578,7 +580,7 @@ def _configs(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
         raise NoCounterpartError("; ".join(wrong))
     files = dict(value)
     chosen = document.get(row.others["default"])
-    if chosen in files:
+    if isinstance(chosen, str) and chosen in files:
         if chosen != "default" and "default" in files:
             raise NoCounterpartError(
                 f"{row.others['default']} is {shown(chosen)}, and here default is for all other nodes"
@@ -604,7 +606,7 @@ def _default_config(row: ChartKey, value: Any, document: ValuesFile) -> dict[str
     files = document.get(row.others["files"], {})
     if _ignored(row, document) or not files:
         raise NoCounterpartError("here the key default of the ConfigMap is for all other nodes")
-    if not isinstance(files, dict) or value not in files:
+    if not KINDS["map"][1](files) or value not in files:
         raise NoCounterpartError(f"{row.others['files']} has no {shown(value)}")
     if any(why for _, _, why in _usable(files)) or (value != "default" and "default" in files):
         raise NoCounterpartError(f"{row.others['files']} was not taken over")
@@ -634,7 +636,9 @@ def _layouts(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
 
 
 def _driver(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
-    return {row.to[0]: document.get(row.others["directory"], "/run/nvidia/driver") if value else "/"}
+    directory = document.get(row.others["directory"])
+    directory = directory if KINDS["path"][1](directory) else "/run/nvidia/driver"  # a wrong one is an error of its own
+    return {row.to[0]: directory if value else "/"}
 
 
 def _driver_directory(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
