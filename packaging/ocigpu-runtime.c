@@ -18,10 +18,10 @@ static char *read_kept(const char *config, const char *search, char **words)
 	char name[512], *at = text, *file, *mark;
 	const char *slash = strrchr(config, '/');
 	struct stat found, marked;
-	const char *run = !stat("/", &found) && found.st_uid == geteuid() ? RUN : getenv("XDG_RUNTIME_DIR");
-	if (!search || !run || *run != '/' || stat(run, &found) || found.st_uid != geteuid())
+	const char *run = !stat("/", &found) && found.st_uid == own_user() ? RUN : getenv("XDG_RUNTIME_DIR");
+	if (!search || !run || *run != '/' || stat(run, &found) || found.st_uid != own_user())
 		return NULL;
-	int cache = open_own(open(run, O_PATH | O_DIRECTORY | O_CLOEXEC), "ocigpu", O_PATH | O_DIRECTORY, S_IFDIR);
+	int cache = open_own(openat(AT_FDCWD, run, O_PATH | O_DIRECTORY | O_CLOEXEC), "ocigpu", O_PATH | O_DIRECTORY, S_IFDIR);
 	snprintf(name, sizeof name, "next-%zu-%zu-%s", strlen(config), strlen(search), slash ? slash + 1 : config);
 	ssize_t size = read(open_own(cache, name, O_RDONLY, S_IFREG), text, sizeof text - 1);
 	if (size < 0 || strlen(text) != (size_t)size || !(file = take(&at, "same '", "' '")) || strcmp(file, config) ||
@@ -44,7 +44,7 @@ static int may_ask(const char *bundle, const char *words)
 	size_t size = 0, kept;
 	ssize_t got;
 	struct stat found;
-	int fd = openat(open(*bundle ? bundle : ".", O_PATH | O_DIRECTORY | O_CLOEXEC), "config.json",
+	int fd = openat(openat(AT_FDCWD, *bundle ? bundle : ".", O_PATH | O_DIRECTORY | O_CLOEXEC), "config.json",
 		O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	if (fd < 0 || fstat(fd, &found) || !S_ISREG(found.st_mode) || !*words)
 		return 1;

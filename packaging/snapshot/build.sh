@@ -63,6 +63,8 @@ unpack 'python3.*\.debian\..*' "$source"
 # All but those for how Debian lays Python out and tests it.
 grep -v '^#' "$source/debian/patches/series" | grep -vE '^(deb-locations|distutils-|sysconfig-debian|tkinter-|gdbm-|link-opt|setup-modules|profiled-build|langpack|disable-sem-check|multiarch|ensurepip-disabled|destshared|min-|makefile-|test-|stable-abi|issue127330|no-sphinx|Add-Debian-specific|revert-logger)' |
   while read -r name; do run patch -d "$source" -p1 -i "$source/debian/patches/$name"; done
+# A start ends before what Python learns of its own code is of use, and would copy the pages that it is written to.
+run sed -i '/^#define ENABLE_SPECIALIZATION 1$/{s/1/0/;h;};${x;/./!q1;x;}' "$source/Include/internal/pycore_code.h"
 unpack 'libcap2.*' "$work"
 libcap=$(echo "$work"/libcap-*)/libcap
 tar -C "$work" -xf "$prctl"

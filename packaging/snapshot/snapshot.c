@@ -311,6 +311,7 @@ static int take(char **words)
 	kept.thread->native_thread_id = 0;
 	kept.thread->c_recursion_remaining = 1000; /* calls of C, as before Python 3.12: a small stack is enough for them */
 	memset(kept.thread->datastack_top, 0, (size_t)((char *)kept.thread->datastack_limit - (char *)kept.thread->datastack_top));
+	memset(free_blocks, 0, sizeof free_blocks); /* a start takes new memory, not what is left between objects: fewer pages */
 	size_t used = (size_t)(heap_top - python_heap_begin);
 	size_t sizes[3] = {(size_t)(python_data_end - python_data_begin), used, used + ROOM};
 	heap_end = heap_top + ROOM;
