@@ -522,6 +522,9 @@ def lacks_its_program(host: Host, hook: str) -> bool:
     root = host.root or "/"
     if is_our_hook(root, hook) or os.path.basename(hook) == "nvidia-cdi-hook" or places.find_program(root, CLI):
         return False
+    directories = {os.path.dirname(hook), os.path.dirname(os.path.realpath(host.path(hook))).removeprefix(host.root)}
+    if host.program(*(f"{directory}/{CLI}" for directory in directories)):  # NVIDIA's GPU operator has them together
+        return False
     with suppress(ValueError, AttributeError):  # the vendor's settings may say where it is
         named = tomllib.loads(host.text(VENDOR_SETTINGS) or "").get("nvidia-container-cli", {}).get("path", "")
         return not (named and host.program(str(named)))

@@ -106,6 +106,19 @@ def test_a_hook_file_is_a_finding_where_its_program_fails(program: str, is_found
     put(root, "/usr/share/containers/oci/hooks.d/nvidia.json", json.dumps({"hook": {"path": program}}))
     (found,) = run_checks(Host(str(root)), ("hook-file",))
     assert found.is_bad is is_found
+    put(root, "/usr/bin/nvidia-container-cli", "", 0o755)
+    assert not any(item.is_bad for item in run_checks(Host(str(root)), ("hook-file",)))
+
+
+def test_the_gpu_operator_has_its_program_beside_its_hook(tmp_path: Path) -> None:
+    root = make_host(tmp_path)
+    toolkit = "/usr/local/nvidia/toolkit"
+    for path in ("/usr/bin/crio", f"{toolkit}/nvidia-container-runtime-hook", f"{toolkit}/nvidia-container-cli"):
+        put(root, path, "", 0o755)
+    hook = {"hook": {"path": f"{toolkit}/nvidia-container-runtime-hook"}}
+    put(root, "/usr/share/containers/oci/hooks.d/nvidia.json", json.dumps(hook))
+    (found,) = run_checks(Host(str(root)), ("hook-file",))
+    assert found.severity == "ok"
 
 
 def test_a_containerd_for_pods_that_has_none_is_found(tmp_path: Path) -> None:
