@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +242,9 @@ def staged_machine(directory: Path, host: SimulatedHost, image: Path, rootfs: Pa
     containerd = f"containerd --address {directory}/containerd.sock --root {directory}/root --state {directory}/state"
     of_machine = host_machine.cgroups_named("libpod_parent")
     own = directory.with_name(f"{directory.name}-private")
-    with private_machine(own) as enter:
+    with ExitStack() as closing:
+        closing.callback(lambda: own.rmdir() if own.exists() else None)
+        enter = closing.enter_context(private_machine(own))
         staged = Staged(enter, directory, host, image)
         text = SYSTEMCTL.format(directory=directory, docker=docker, containerd=containerd, path=PATH)
         staged.run("mkdir", HOME)
@@ -261,4 +263,3 @@ def staged_machine(directory: Path, host: SimulatedHost, image: Path, rootfs: Pa
                 subprocess.run(["umount", "-l", line.split()[4]], check=False)
             host_machine.remove_cgroups("libpod_parent", but=of_machine)
             host_machine.remove_cgroups(group)
-    own.rmdir()
