@@ -379,10 +379,17 @@ struct memory_v2 {
     unsigned long long total, reserved, free, used;
 };
 
+/* The share of memory in use is the share of time, unless a line "memory" says how much of a whole GPU's it is. */
 static struct memory memory_of(device_t device) {
     unsigned long long total = device->mig ? PROFILE(device)->memory_mib << 20 : GPU(device)->memory;
-    unsigned long long used = (total >> 20) * load_of(device->gpu) / 100 << 20;
+    unsigned long long used = (total >> 20) * load_of(device->gpu) / 100 << 20, said;
+    const char *rest;
 
+    SIM_EACH_LINE("/load", "memory ", rest)
+        if (sim_number(&rest) == device->gpu && !device->mig) {
+            said = (unsigned long long)sim_number(&rest) << 20;
+            used = said < total ? said : total;
+        }
     return (struct memory){total, total - used, used};
 }
 
@@ -411,39 +418,18 @@ ANSWER(nvmlDeviceGetUtilizationRates, (device_t device, struct utilization *resu
        ASK_IF(!MIG_MODE(device), device, !!result), ((struct utilization){load_of(device->gpu), load_of(device->gpu)}))
 ANSWER(nvmlDeviceGetTemperature, (device_t device, unsigned int sensor, unsigned int *result),
        ask_gpu(device, !sensor && result), 30 + load_of(device->gpu) / 2)
-NUMBER(nvmlDeviceGetPowerUsage, watts(device) * 1000) /* a tenth of the limit: idle */
-NUMBER(nvmlDeviceGetPowerManagementLimit, GPU(device)->power_watts * 1000)
+NUMBER(nvmlDeviceGetPowerUsage, milliwatts(device)) /* a tenth of the limit: idle */
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, GPU(device)->power_watts * 1000)
-NUMBER(nvmlDeviceGetEnforcedPowerLimit, GPU(device)->power_watts * 1000)
 NUMBER(nvmlDeviceGetPerformanceState, 0)
 
-/* A mode of a GPU is the one digit of DIRECTORY/<mode>.<gpu>; without that file it is the usual one. */
-static int open_mode(const char *mode, device_t device, int flags) {
-    char name[40];
-
-    snprintf(name, sizeof name, "/%s.%d", mode, device->gpu);
-    return open(SIM_BELOW(name), flags | O_CLOEXEC, 0644);
-}
-
-static unsigned int read_mode(const char *mode, device_t device, unsigned int usual) {
-    int fd = open_mode(mode, device, O_RDONLY);
-    char digit;
-
-    if (fd >= 0) {
-        if (read(fd, &digit, 1) == 1)
-            usual = (unsigned int)(digit - '0');
-        close(fd);
-    }
-    return usual;
-}
-
 static nvml_return write_mode(const char *mode, device_t device, unsigned int value) {
-    char digit = (char)('0' + value);
-    int fd = open_mode(mode, device, O_WRONLY | O_CREAT | O_TRUNC), written;
+    char number[16];
+    int fd = open_mode(mode, device, O_WRONLY | O_CREAT | O_TRUNC), size, written;
 
     if (fd < 0)
         return NO_PERMISSION;
-    written = write(fd, &digit, 1) == 1;
+    size = snprintf(number, sizeof number, "%u", value);
+    written = write(fd, number, (size_t)size) == size;
     close(fd);
     return written ? SUCCESS : UNKNOWN;
 }
@@ -459,6 +445,16 @@ EXPORT nvml_return nvmlDeviceSetComputeMode(device_t device, unsigned int mode) 
 EXPORT nvml_return nvmlDeviceSetPersistenceMode(device_t device, unsigned int mode) {
     REQUIRE(ask_gpu(device, mode <= 1));
     return write_mode("persistence-mode", device, mode);
+}
+
+NUMBER(nvmlDeviceGetPowerManagementLimit, power_limit(device))
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, power_limit(device))
+
+EXPORT nvml_return nvmlDeviceSetPowerManagementLimit(device_t device, unsigned int milliwatts) {
+    unsigned int least, most;
+
+    REQUIRE(nvmlDeviceGetPowerManagementLimitConstraints(device, &least, &most));
+    return milliwatts < least || milliwatts > most ? INVALID_ARGUMENT : write_mode("power-limit", device, milliwatts);
 }
 
 EXPORT nvml_return nvmlDeviceGetComputeRunningProcesses_v3(device_t device, unsigned int *count, struct process *list) {
@@ -511,11 +507,6 @@ static struct handle *parent(device_t instance) {
     return device;
 }
 
-static unsigned int multiprocessors(const struct sim_profile *profile, int slices, int ci_profile) {
-    return ci_profile == 0 && sim_has_rev1(profile) ? sim_least()
-                                                    : profile->multiprocessors * (unsigned int)slices / profile->slices;
-}
-
 ANSWER(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (device_t device, struct handle **result),
        ask_mig(device, !!result), parent(device))
 ANSWER(nvmlDeviceGetGpuInstanceId, (device_t device, unsigned int *result), ask_mig(device, !!result), device->mig->gi)
@@ -530,7 +521,8 @@ struct attributes {
 
 EXPORT nvml_return nvmlDeviceGetAttributes_v2(device_t device, struct attributes *attributes) {
     REQUIRE(ask_mig(device, !!attributes));
-    attributes->multiprocessors = multiprocessors(PROFILE(device), device->mig->ci_slices, device->mig->ci_profile);
+    attributes->multiprocessors =
+        sim_multiprocessors(PROFILE(device), device->mig->ci_slices, device->mig->ci_profile);
     memcpy(attributes->engines, PROFILE(device)->engines, sizeof attributes->engines);
     attributes->gi_slices = PROFILE(device)->slices;
     attributes->ci_slices = (unsigned int)device->mig->ci_slices;

@@ -1,8 +1,8 @@
 /* What exporters ask NVML for; part of nvml.c.
  *
  * GPUs are idle, but for those that lines "load <gpu> <percent>" of the file DIRECTORY/load name; its lines
- * "process <gpu> <pid> <MiB> <percent> [<gpu instance>]" are processes. Counters of errors are 0. Numbers of fields and of GPM's metrics
- * are those of nvml.h.
+ * "process <gpu> <pid> <MiB> <percent> [<gpu instance>]" are processes, and "memory <gpu> <MiB>" is what is in use.
+ * Counters of errors are 0. Numbers of fields and of GPM's metrics are those of nvml.h.
  */
 #include <sys/time.h>
 
@@ -21,10 +21,37 @@ static unsigned int load_of(int gpu) {
 #define AMPERE(device) (GPU(device)->major >= 8)
 #define HOPPER(device) (GPU(device)->major >= 9)
 
-static unsigned int watts(device_t device) {
-    unsigned int limit = GPU(device)->power_watts;
+/* A mode of a GPU is the number in DIRECTORY/<mode>.<gpu>; without that file it is the usual one. */
+static int open_mode(const char *mode, device_t device, int flags) {
+    char name[40];
 
-    return limit / 10 + limit * 9 / 10 * LOAD(device) / 100;
+    snprintf(name, sizeof name, "/%s.%d", mode, device->gpu);
+    return open(SIM_BELOW(name), flags | O_CLOEXEC, 0644);
+}
+
+static unsigned int read_mode(const char *mode, device_t device, unsigned int usual) {
+    int fd = open_mode(mode, device, O_RDONLY);
+    char number[16] = "";
+    const char *digits = number;
+
+    if (fd >= 0) {
+        if (read(fd, number, sizeof number - 1) > 0)
+            usual = (unsigned int)sim_number(&digits);
+        close(fd);
+    }
+    return usual;
+}
+
+/* Return the power limit in milliwatts. */
+static unsigned int power_limit(device_t device) {
+    return read_mode("power-limit", device, GPU(device)->power_watts * 1000);
+}
+
+static unsigned int milliwatts(device_t device) {
+    unsigned int most = GPU(device)->power_watts, limit = power_limit(device);
+    unsigned int drawn = (most / 10 + most * 9 / 10 * LOAD(device) / 100) * 1000;
+
+    return drawn < limit ? drawn : limit;
 }
 
 static unsigned long long milliseconds(void) {

@@ -383,7 +383,7 @@ EXPORT nvml_return nvmlGpuInstanceGetComputeInstanceProfileInfo(device_t gi, uns
     if (engines)
         return NOT_SUPPORTED;
     *info = (struct ci_profile){{profile, size, PROFILE(gi)->slices / size,
-                                 multiprocessors(PROFILE(gi), (int)size, (int)profile)}};
+                                 sim_multiprocessors(PROFILE(gi), (int)size, (int)profile)}};
     memcpy(info->numbers + 4, PROFILE(gi)->engines, sizeof PROFILE(gi)->engines);
     return SUCCESS;
 }

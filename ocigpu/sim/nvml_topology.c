@@ -137,11 +137,11 @@ EXPORT nvml_return nvmlDeviceGetNvLinkRemotePciInfo(device_t device, unsigned in
 }
 
 EXPORT nvml_return nvmlDeviceGetP2PStatus(device_t one, device_t two, unsigned int capability, unsigned int *status) {
-    enum { NVLINK = 2, CAPABILITIES = 5, NOT_SUPPORTED_STATUS = 5 };
+    enum { NVLINK = 2, CAPABILITIES = 5, CHIPSET_NOT_SUPPORTED = 1, NOT_SUPPORTED_STATUS = 5 };
 
     REQUIRE(ask_gpu(one, 1));
     REQUIRE(ask_gpu(two, status && capability < CAPABILITIES && one != two));
-    *status = capability == NVLINK ? NOT_SUPPORTED_STATUS : 0;
+    *status = capability == NVLINK ? NOT_SUPPORTED_STATUS : GEFORCE(one) ? CHIPSET_NOT_SUPPORTED : 0;
     for (unsigned int link = 0; link < (unsigned int)sim_table.nvlinks; link++)
         if (!sim_table.nvlink_group || linked_gpu(one->gpu, link) == two->gpu)
             *status = 0;

@@ -38,5 +38,6 @@ def run(module: str, root: str, arguments: Sequence[str]) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
-    print(f"{name}: SIMULATED host, no real GPU", file=sys.stderr)
+    if not os.environ.get("OCIGPU_SIM_QUIET"):
+        print(f"{name}: SIMULATED host, no real GPU", file=sys.stderr)
     return int(status)

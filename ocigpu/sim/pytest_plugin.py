@@ -7,15 +7,19 @@ pytest loads it where ocigpu is installed (entry point ``pytest11``).  It costs 
 """
 
 import ctypes
+import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+
+if TYPE_CHECKING:
+    from ocigpu.core.errors import OcigpuError
 
 LIBRARIES = ("libnvidia-ml.so.1", "libnvidia-ml.so", "libcuda.so.1", "libcuda.so")
 """What programs load by name: the loader of a process that runs already does not read LD_LIBRARY_PATH again."""
@@ -55,15 +59,14 @@ def simulated_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     from ocigpu.core.errors import OcigpuError
     from ocigpu.sim.few import environment_of, search_paths, temporary_host
 
-    marker = request.node.get_closest_marker("gpus")
-    asked = _read_marker(*marker.args, **marker.kwargs) if marker else _read_marker()
+    asked = _asked_of(request.node.get_closest_marker("gpus"))
     with ExitStack() as stack:
         try:
             host = stack.enter_context(temporary_host(*asked, lambda _: None))
-        except OcigpuError:
+        except OcigpuError as error:
             if why := _why_none():
                 pytest.skip(f"no simulated GPUs: {why}")
-            raise
+            _fail(error)
         environment = environment_of(host, os.environ)
         for name in ("OCIGPU_CONFIG", *search_paths(host)):
             monkeypatch.setenv(name, environment[name])
@@ -72,6 +75,33 @@ def simulated_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         _forget_nvml()
         yield SimulatedGpus(asked[0], asked[1], Path(host), environment)
         _forget_nvml()
+
+
+def _asked_of(marker: pytest.Mark | None) -> tuple[int, str, Sequence[str], str]:
+    """Return the words of a marker, the usual ones without; a wrong marker is one line, without our source."""
+    from ocigpu.core.errors import OcigpuError, quoted, suggest
+    from ocigpu.sim.models import sim_error
+
+    if marker is None:
+        return _read_marker()
+    signature = inspect.signature(_read_marker)
+    try:
+        for name in marker.kwargs:
+            if name not in signature.parameters:
+                raise sim_error(f"no argument {quoted(name)}", suggest(name, signature.parameters))
+        try:
+            signature.bind(*marker.args, **marker.kwargs)
+        except TypeError as error:
+            raise sim_error(str(error)) from error
+        return _read_marker(*marker.args, **marker.kwargs)
+    except OcigpuError as error:
+        _fail(error)
+
+
+def _fail(error: "OcigpuError") -> NoReturn:
+    """End the test with the error and its hint on one line."""
+    said = f"{error.message}: {error.hint}" if error.hint else error.message
+    pytest.fail(f"mark gpus: {said}", pytrace=False)
 
 
 def _why_none() -> str:
@@ -90,11 +120,13 @@ def _read_marker(
     count: int = 1, model: str = "h100", mig: Sequence[str] = (), driver_version: str = ""
 ) -> tuple[int, str, Sequence[str], str]:
     """Return the words of a marker, as those of ``ocigpu sim exec``."""
-    from ocigpu.sim.models import find_model
+    from ocigpu.sim.models import find_model, sim_error
 
+    if not isinstance(count, int) or not isinstance(model, str):
+        raise sim_error(f"a number of GPUs and the name of a model, not {count!r} and {model!r}")
     find_model(model)
     if not 1 <= count <= MOST:
-        raise ValueError(f"mark gpus: from 1 to {MOST} GPUs, not {count}")
+        raise sim_error(f"from 1 to {MOST} GPUs, not {count}")
     return count, model, [mig] if isinstance(mig, str) else mig, driver_version
 
 

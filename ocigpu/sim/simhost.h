@@ -187,6 +187,12 @@ static int sim_has_rev1(const struct sim_profile *profile) {
     return profile->slices == 1 && profile->multiprocessors > sim_least();
 }
 
+/* Return the multiprocessors of a compute instance: it has some or all slices of a GPU instance. */
+static unsigned int sim_multiprocessors(const struct sim_profile *profile, int slices, int ci_profile) {
+    return ci_profile == 0 && sim_has_rev1(profile) ? sim_least()
+                                                    : profile->multiprocessors * (unsigned int)slices / profile->slices;
+}
+
 /* Write a compute instance's name, such as "1g.10gb" or "1c.3g.40gb" of a part of a GPU instance. */
 static void sim_mig_name(const struct sim_instance *mig, char *name, size_t size) {
     const struct sim_profile *profile = &sim_table.profile[mig->profile];

@@ -1,8 +1,8 @@
 /* The programs of a simulated host: nvidia-smi, and five that only say what they are (told apart by their name).
  *
  * Linked statically, so that it runs in any image.  It contains the simulated NVML: what it prints is what other
- * programs get, of GPUs whose node it can open.  It always says that they are simulated, on stderr where programs read
- * stdout.  What is printed has the layout that users and test data of parsers (telegraf, nvidia_gpu_exporter) show.
+ * programs get, of GPUs whose node it can open.  It says that they are simulated, on stderr where programs read stdout (not there
+ * with OCIGPU_SIM_QUIET, which "ocigpu sim exec -q" sets).  What is printed has the layout that users and test data of parsers (telegraf, nvidia_gpu_exporter) show.
  */
 #include "nvml.c"
 
@@ -18,7 +18,8 @@ static char shown[SIM_MOST_GPUS]; /* of the GPUs, by index: whether they are mea
 
 static void say_simulated(void) {
     fflush(stdout);
-    fprintf(stderr, "nvidia-smi: SIMULATED host, no real GPU\n");
+    if (!*(getenv("OCIGPU_SIM_QUIET") ?: ""))
+        fprintf(stderr, "nvidia-smi: SIMULATED host, no real GPU\n");
 }
 
 static const char help[] =
@@ -27,11 +28,14 @@ static const char help[] =
     "  -q [-x | -d TYPE,...]  all that is known of GPUs; -x: as XML; -d: MEMORY, UTILIZATION, ECC, TEMPERATURE, ...\n"
     "  --query-gpu=FIELD,... --format=csv[,noheader][,nounits]           fields: --help-query-gpu\n"
     "  --query-compute-apps=FIELD,... --format=csv[,noheader][,nounits]  fields: --help-query-compute-apps\n"
-    "  topo -m                how GPUs are connected\n"
+    "  topo -m | -mp | -p2p r|w|n                   how GPUs are connected\n"
+    "  nvlink -s              speed of NVLinks\n"
     "  dmon [-s pucvmet] [-d SECONDS] [-c COUNT]    watch GPUs\n"
     "  pmon [-s um] [-d SECONDS] [-c COUNT]         watch processes\n"
     "  -mig 0|1               MIG mode; mig -h: its instances\n"
     "  -c MODE                compute mode: 0 default, 2 prohibited, 3 exclusive to a process\n"
+    "  -pm 0|1                persistence mode\n"
+    "  -pl WATTS              power limit\n"
     "  compute-policy --set-timeslice=0|1|2|3       length of time slices\n"
     "  -r, --gpu-reset        reset GPUs\n"
     "  --version\n"
@@ -140,16 +144,17 @@ static int begin(const char *selected) {
     return NO_DEVICES;
 }
 
+/* The MIG devices of a GPU. */
+#define EACH_MIG_DEVICE(device, of) \
+    for (unsigned int at = 0; nvmlDeviceGetMigDeviceHandleByIndex(of, at, &device) == SUCCESS; at++)
+
 #include "smi_facts.c"
 #include "smi_query.c"
 #include "smi_show.c"
 #include "smi_topology.c"
 #include "smi_monitor.c"
 #include "smi_mig.c"
-
-/* The MIG devices of a GPU. */
-#define EACH_MIG_DEVICE(device, of) \
-    for (unsigned int at = 0; nvmlDeviceGetMigDeviceHandleByIndex(of, at, &device) == SUCCESS; at++)
+#include "smi_table.c"
 
 static int list_gpus(void) {
     struct handle *mig;
@@ -164,51 +169,6 @@ static int list_gpus(void) {
         }
     }
     say_simulated();
-    return OK;
-}
-
-static void rule(char line) {
-    putchar('+');
-    line_of(line, 88);
-    puts("+");
-}
-
-static void row(const char *format, ...) {
-    char text[256];
-    va_list arguments;
-
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    printf("| %-86.86s |\n", text);
-}
-
-static int show_table(void) {
-    struct handle *mig;
-    const char *memory;
-    char name[64];
-    device_t gpu;
-
-    rule('-');
-    row("NVIDIA-SMI %s (simulated host, no real GPU)", sim_table.driver_version);
-    row("Driver Version: %-20s CUDA Version: %d.%d", sim_table.driver_version, sim_table.cuda_version / 1000,
-        sim_table.cuda_version % 1000 / 10);
-    rule('-');
-    row("%-4s %-40s %-18s %s", "GPU", "Name", "Bus-Id", "Memory-Usage");
-    rule('=');
-    EACH_GPU(gpu) {
-        memory = fact_memory(gpu);
-        row("%3u  %-40s %-16s   %s", gpu->index, GPU(gpu)->name, bus_id(gpu),
-            memory ? text("%sMiB / %sMiB", fact_memory_used(gpu), memory) : "Not Supported");
-        EACH_MIG_DEVICE(mig, gpu) {
-            sim_mig_name(mig->mig, name, sizeof name);
-            row("       MIG %u: %-12s GI %d  CI %d  %sMiB", mig->index, name, mig->mig->gi, mig->mig->ci,
-                fact_memory(mig));
-        }
-    }
-    rule('-');
-    row("SIMULATED: these GPUs do not exist, nothing can be computed on them");
-    rule('-');
     return OK;
 }
 
@@ -319,6 +279,84 @@ static int set_compute_mode(const char *given) {
     return OK;
 }
 
+static int set_persistence_mode(const char *given) {
+    unsigned int mode = strcmp(given, "1") == 0 || strcasecmp(given, "ENABLED") == 0;
+    const char *word = mode ? "Enabled" : "Disabled";
+    device_t gpu;
+
+    if (!mode && strcmp(given, "0") != 0 && strcasecmp(given, "DISABLED") != 0)
+        return usage("persistence mode \"%s\" is unknown", given);
+    EACH_GPU(gpu) {
+        const char *present = fact_persistence(gpu);
+        nvml_return code = nvmlDeviceSetPersistenceMode(gpu, mode);
+
+        if (code != SUCCESS) {
+            printf("Unable to set persistence mode for GPU %s: %s\n", bus_id(gpu), nvmlErrorString(code));
+            return code;
+        }
+        if (present && strcmp(present, word) == 0)
+            printf("Persistence mode is already %s for GPU %s.\n", word, bus_id(gpu));
+        else
+            printf("%s persistence mode for GPU %s.\n", word, bus_id(gpu));
+    }
+    return OK;
+}
+
+/* Read watts with at most two decimals; return milliwatts, 0 for anything else. */
+static unsigned int read_watts(const char *given) {
+    size_t whole = strspn(given, "0123456789"), decimals;
+    unsigned int milliwatts = 1000 * (unsigned int)sim_number(&(const char *){given});
+
+    if (!whole || whole > 5 || (given[whole] && given[whole] != '.'))
+        return 0;
+    given += whole + (given[whole] == '.');
+    decimals = strspn(given, "0123456789");
+    if (decimals > 2 || given[decimals])
+        return 0;
+    return milliwatts + (decimals ? (unsigned int)(*given - '0') * 100 : 0) +
+           (decimals > 1 ? (unsigned int)(given[1] - '0') * 10 : 0);
+}
+
+static int set_power_limit(const char *given) {
+    unsigned int limit = read_watts(given), least, most;
+    device_t gpu;
+
+    if (!limit)
+        return usage("power limit \"%s\": not a number of watts", given);
+    EACH_GPU(gpu) {
+        const char *before = fact_limit(gpu);
+        nvml_return code = nvmlDeviceGetPowerManagementLimitConstraints(gpu, &least, &most);
+
+        if (code == SUCCESS && (limit < least || limit > most)) {
+            printf("Provided power limit %u.%02u W is not a valid power limit which should be between %u.%02u W and "
+                   "%u.%02u W for GPU %s\nTerminating early due to previous errors.\n",
+                   WATTS_OF(limit), WATTS_OF(least), WATTS_OF(most), bus_id(gpu));
+            return INVALID;
+        }
+        if (code == SUCCESS)
+            code = nvmlDeviceSetPowerManagementLimit(gpu, limit);
+        if (code != SUCCESS) {
+            printf("Failed to set power management limit for GPU %s: %s\n", bus_id(gpu), nvmlErrorString(code));
+            return code;
+        }
+        printf("Power limit for GPU %s was set to %u.%02u W from %s W.\n", bus_id(gpu), WATTS_OF(limit), before);
+    }
+    return OK;
+}
+
+/* Set persistence mode and power limit, one or both. */
+static int set_power(const char *persistence, const char *limit) {
+    int status = persistence ? set_persistence_mode(persistence) : OK;
+
+    if (status == OK && limit)
+        status = set_power_limit(limit);
+    if (status == OK) {
+        puts("All done.");
+        say_simulated();
+    }
+    return status;
+}
+
 static int show_version(void) {
     printf("NVIDIA-SMI version  : %s (simulated)\nNVML version        : %s\nDRIVER version      : %s\n"
            "CUDA Version        : %d.%d\n",
@@ -328,7 +366,7 @@ static int show_version(void) {
 }
 
 static int run_topology(char **at) {
-    const char *selected = NULL, *given;
+    const char *selected = NULL, *peers = NULL, *given;
     int links = -1, status;
 
     for (; *at; at++)
@@ -336,14 +374,35 @@ static int run_topology(char **at) {
             links = 1;
         else if (is_flag(*at, "-mp", "--matrix_pci"))
             links = 0;
+        else if ((given = value(&at, "-p2p", "--p2pstatus")))
+            peers = given;
         else if ((given = value(&at, "-i", "--id")))
             selected = given;
         else
             return usage("topo: option \"%s\" is unknown", *at);
-    if (links < 0)
-        return usage("topo needs -m");
+    if (peers && (strlen(peers) != 1 || !strchr(peer_kinds, *peers)))
+        return usage("topo -p2p \"%s\": r, w or n", peers);
+    if (links < 0 && !peers)
+        return usage("topo needs -m, -mp or -p2p");
     status = begin(selected);
-    return status == OK ? show_matrix(links) : status;
+    return status != OK ? status : peers ? show_peers(*peers) : show_matrix(links);
+}
+
+static int run_nvlink(char **at) {
+    const char *selected = NULL, *given;
+    int wanted = 0, status;
+
+    for (; *at; at++)
+        if (is_flag(*at, "-s", "--status"))
+            wanted = 1;
+        else if ((given = value(&at, "-i", "--id")))
+            selected = given;
+        else
+            return usage("nvlink: option \"%s\" is unknown", *at);
+    if (!wanted)
+        return usage("nvlink needs -s");
+    status = begin(selected);
+    return status == OK ? show_links() : status;
 }
 
 static int run_monitor(char **at, int processes) {
@@ -373,7 +432,7 @@ static int run_monitor(char **at, int processes) {
 struct request {
     int list, all, xml, milliseconds;
     char *fields, *app_fields;
-    const char *format, *timeslice, *mig, *mode;
+    const char *format, *timeslice, *mig, *mode, *persistence, *watts;
 };
 
 static int answer(const struct request *request) {
@@ -384,6 +443,7 @@ static int answer(const struct request *request) {
     return request->timeslice    ? set_timeslice(request->timeslice)
            : request->mig        ? set_mig_mode(request->mig)
            : request->mode       ? set_compute_mode(request->mode)
+           : request->persistence || request->watts ? set_power(request->persistence, request->watts)
            : request->fields     ? query_gpus(names, request->format)
            : request->app_fields ? query_apps(names, request->format)
            : request->all        ? show_all(request->xml)
@@ -401,6 +461,8 @@ static int nvidia_smi(char **at) {
         return run_mig(at + 1);
     if (*at && strcmp(*at, "topo") == 0)
         return run_topology(at + 1);
+    if (*at && strcmp(*at, "nvlink") == 0)
+        return run_nvlink(at + 1);
     if (*at && (strcmp(*at, "dmon") == 0 || strcmp(*at, "pmon") == 0))
         return run_monitor(at + 1, **at == 'p');
     for (at += policy; *at; at++) {
@@ -434,6 +496,10 @@ static int nvidia_smi(char **at) {
             request.mig = given;
         else if ((given = value(&at, "-c", "--compute-mode")))
             request.mode = given;
+        else if ((given = value(&at, "-pm", "--persistence-mode")))
+            request.persistence = given;
+        else if ((given = value(&at, "-pl", "--power-limit")))
+            request.watts = given;
         else if ((given = value(&at, "-f", "--filename")))
             file = given;
         else if ((number = given = value(&at, "-l", "--loop")))

@@ -25,7 +25,8 @@ static const char *text(const char *format, ...) {
 #define COUNTED(name, ask) FACT(name, unsigned int, ask, "%u", got)
 #define SWITCHED(name, ask, yes, no) FACT(name, unsigned int, ask, "%s", got ? yes : no)
 #define MIB(name, type, ask, field) FACT(name, type, ask, "%llu", got.field >> 20)
-#define WATTS(name, ask) FACT(name, unsigned int, ask, "%u.%02u", got / 1000, got % 1000 / 10)
+#define WATTS_OF(milliwatts) (milliwatts) / 1000, (milliwatts) % 1000 / 10 /* in a format such as "%u.%02u" */
+#define WATTS(name, ask) FACT(name, unsigned int, ask, "%u.%02u", WATTS_OF(got))
 #define WORDS(name, ask) FACT(name, struct words, ask, "%s", got.text)
 
 struct words {

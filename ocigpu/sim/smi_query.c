@@ -223,7 +223,7 @@ static int query_apps(char *names, const char *format) {
     return OK;
 }
 
-/* List the fields. Exporters find them by the name in quotes at the start of a line. */
+/* List the fields, without a description of those that have a value. Exporters find them by the name in quotes at the start of a line. */
 static int help_fields(const char *option, const struct field *list, int length) {
     char aliases[256], *rest, *alias;
 
@@ -234,7 +234,7 @@ static int help_fields(const char *option, const struct field *list, int length)
         for (rest = aliases; (alias = strsep(&rest, " "));)
             if (*alias)
                 printf(" or \"%s\"", alias);
-        printf("\n%s\n", list[i].ask || list == app_fields ? "Simulated." : "Not simulated: [N/A].");
+        puts(list[i].ask || list == app_fields ? "" : "\nNot simulated: [N/A].");
     }
     return OK;
 }

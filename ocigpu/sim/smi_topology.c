@@ -76,3 +76,51 @@ static int show_matrix(int with_links) {
     say_simulated();
     return OK;
 }
+
+static const char peer_kinds[] = "rwn"; /* nvmlGpuP2PCapsIndex_t: read 0, write 1, NVLink 2 */
+
+/* Show which GPUs can reach each other's memory. */
+static int show_peers(char kind) {
+    static const char *const states[] = {"OK", "CNS", "GNS", "TNS", "DR", "NS"};
+    unsigned int capability = (unsigned int)(strchr(peer_kinds, kind) - peer_kinds), state;
+    device_t one, two;
+
+    putchar(' ');
+    EACH_GPU(one)
+        printf("\tGPU%u", one->index);
+    putchar('\n');
+    EACH_GPU(one) {
+        printf(" GPU%u", one->index);
+        EACH_GPU(two)
+            printf("\t%s", one == two                                                             ? "X"
+                           : nvmlDeviceGetP2PStatus(one, two, capability, &state) != SUCCESS || state > 5 ? "U"
+                                                                                                     : states[state]);
+        putchar('\n');
+    }
+    puts("\nLegend:\n\n"
+         "  X   = Self\n"
+         "  OK  = Access is possible\n"
+         "  CNS = The chipset does not support it\n"
+         "  NS  = Not supported\n"
+         "  U   = Unknown");
+    say_simulated();
+    return OK;
+}
+
+/* Show the speed of each NVLink; a GPU without any is left out. */
+static int show_links(void) {
+    unsigned int active, version, link;
+    device_t gpu;
+
+    EACH_GPU(gpu)
+        for (link = 0; nvmlDeviceGetNvLinkState(gpu, link, &active) == SUCCESS; link++) {
+            if (!link)
+                printf("GPU %u: %s (UUID: %s)\n", gpu->index, GPU(gpu)->name, GPU(gpu)->uuid);
+            if (!active || nvmlDeviceGetNvLinkVersion(gpu, link, &version) != SUCCESS)
+                printf("\t Link %u: <inactive>\n", link);
+            else /* versions of nvml.h: 4 is NVLink 3, 6 is NVLink 4, 7 is NVLink 5 */
+                printf("\t Link %u: %s GB/s\n", link, version >= 7 ? "53.125" : version == 6 ? "26.562" : "25");
+        }
+    say_simulated();
+    return OK;
+}

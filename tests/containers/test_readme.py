@@ -38,8 +38,8 @@ def test_the_readme_begins_with_real_output(
     host = SimulatedHost(directory, (gpu["uuid"],), ())
     bundle = make_bundle(["sleep", "1000"], {"NVIDIA_VISIBLE_DEVICES": "all"}, layout="debian")
     with container(bundle, runtime_environment, host=host) as made:
-        smi = run([*made.command, "exec", made.name, "nvidia-smi"], env=made.environment).stdout
-        assert smi.splitlines() == shown("docker run --rm --gpus all debian nvidia-smi")
+        smi = run([*made.command, "exec", made.name, "nvidia-smi", "-L"], env=made.environment)
+        assert (smi.stdout + smi.stderr).splitlines() == shown("docker run --rm --gpus all debian nvidia-smi -L")
         (directory / "load").write_text(f"load 0 80\nprocess 0 {made.found().pid} 36352 80\n")
         words = ("--config", str(host.settings), "--state-dir", str(made.state))
         simulated, *top = ocigpu("top", "--once", *words).splitlines()

@@ -287,7 +287,7 @@ def test_podman_by_one_command_and_back(unconfigured: Machine) -> None:
     assert "podman  podman --runtime=ocigpu run" in done
     assert "FAILED" not in done
     assert f"It works. Try it:\n\n{LINE}\n" in done
-    assert "simulated host, no real GPU" in done.partition("It works.")[2]
+    assert "SIMULATED host, no real GPU" in done.partition("It works.")[2]
 
     again = json.loads(unconfigured.ocigpu("setup", "podman", "--yes", "--json").stdout)
     assert (again["passed"], again["engines"][0]["changed"], again["commands"]) == (True, False, [])

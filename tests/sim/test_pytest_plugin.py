@@ -1,6 +1,7 @@
 """The plugin for pytest, in a pytest of its own: the marker, the fixture, programs, and the test's own process."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,9 @@ def test_a_model_that_is_none(): ...
 @pytest.mark.gpus(0)
 def test_no_gpu(): ...
 
+@pytest.mark.gpus(1, modle="l4")
+def test_a_word_that_is_none(): ...
+
 @pytest.mark.gpus(mig="0:9g.99gb")
 def test_a_profile_that_is_none(): ...
 
@@ -63,13 +67,15 @@ def test_a_model_without_libraries():
 """
 
 
-def run_pytest(directory: Path, **variables: str) -> list[str]:
-    (directory / "test_it.py").write_text(TESTS)
+def run_pytest(directory: Path, tests: str = TESTS, whole: bool = False, **variables: str) -> list[str]:
+    (directory / "test_it.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-p", "ocigpu.sim.pytest_plugin", "-p", "no:cacheprovider"]
     command += ["-q", "-rA", "-W", "error", "--strict-markers", "-c", os.devnull, "--rootdir", str(directory)]
     environment = {"PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **variables}
     done = subprocess.run([*command, str(directory)], capture_output=True, text=True, env=environment, timeout=200)
     lines = done.stdout.splitlines()
+    if whole:
+        return lines
     return [line for line in lines if line.startswith(("PASSED", "FAILED", "ERROR", "SKIPPED"))] or [done.stderr]
 
 
@@ -86,10 +92,25 @@ def test_a_marker_gives_a_test_its_gpus(tmp_path: Path) -> None:
     ]  # fmt: skip
     wrong = [line for line in said if not line.startswith("PASSED")]
     assert [line.partition("::")[2].partition(" ")[0] for line in wrong if line.startswith("ERROR")] == [
-        "test_a_model_that_is_none", "test_no_gpu", "test_a_profile_that_is_none",
+        "test_a_model_that_is_none", "test_no_gpu", "test_a_word_that_is_none", "test_a_profile_that_is_none",
     ]  # fmt: skip
-    assert len(wrong) == 3
+    assert len(wrong) == 4
     assert os.listdir(place) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ('1, model="a1000"', r'mark gpus: model "a1000" is unknown: did you mean a100\b.*'),
+        pytest.param("0", "mark gpus: from 1 to 64 GPUs, not 0", marks=pytest.mark.rest),
+        pytest.param('1, modle="l4"', r'mark gpus: no argument "modle": did you mean model\?', marks=pytest.mark.rest),
+    ],
+)
+def test_a_wrong_marker_is_one_line(tmp_path: Path, words: str, said: str) -> None:
+    tests = f"import pytest\n@pytest.mark.gpus({words})\ndef test_it(): ...\n"
+    lines = run_pytest(tmp_path, tests, whole=True)
+    assert re.fullmatch(said, next(line for line in lines if line.startswith("mark gpus")))
+    assert not [line for line in lines if "pytest_plugin.py" in line or line.startswith(">")]
 
 
 def test_where_there_can_be_none_a_test_is_skipped_with_the_reason(tmp_path: Path) -> None:

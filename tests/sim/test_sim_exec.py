@@ -95,6 +95,15 @@ def test_a_command_sees_gpus_and_its_directory_is_gone_afterwards() -> None:
     assert "ocigpu: SIMULATED: 2 GPUs, NVIDIA L4" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [pytest.param("l4", "nvidia-smi && nvidia-smi -L", marks=pytest.mark.rest), ("mi300x", "amd-smi && amd-smi list")],
+)
+def test_quiet_means_that_stderr_does_not_say_simulated(model: str, command: str) -> None:
+    done = sim_exec("-q", "--model", model, "--", "sh", "-c", command)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.rest
 def test_options_behind_the_name_of_the_command_are_its_own() -> None:
     done = sim_exec("--gpus", "2", "nvidia-smi", "-L")

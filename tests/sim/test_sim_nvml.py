@@ -170,6 +170,50 @@ print(name.value.decode())
     assert run_python(script, OCIGPU_SIM_DEV=str(tmp_path)).stdout.startswith("3 100 0\n3 -1 12040")
 
 
+VISIBLE = """
+import ctypes, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+count, sms = ctypes.c_int(), ctypes.c_int()
+uuid, name = ctypes.create_string_buffer(16), ctypes.create_string_buffer(96)
+for value in sys.argv[1:]:
+    os.environ["CUDA_VISIBLE_DEVICES"] = value
+    code, seen, count.value = cuda.cuInit(0), [], 0
+    cuda.cuDeviceGetCount(ctypes.byref(count))
+    for device in range(count.value):
+        assert cuda.cuDeviceGetUuid_v2(uuid, device) == cuda.cuDeviceGetName(name, 96, device) == 0
+        assert cuda.cuDeviceGetAttribute(ctypes.byref(sms), 16, device) == 0
+        seen.append(f"{uuid.raw.hex()[:8]}:{name.value.decode().split()[-1]}:{sms.value}")
+    print(code, *seen)
+"""
+
+
+def test_cuda_visible_devices_chooses_devices_for_cuda_alone(run_python: RunPython, sim_host: Path) -> None:
+    one, two, three = (gpu.uuid for gpu in GPUS[1:])
+    mig = GPUS[0].mig_devices[2]
+    known = {uuid: f"{uuid[4:12]}:HBM3:132" for uuid in (one, two, three)}
+    choices = {
+        "1,2": (one, two),
+        " 3,1": (three, one),
+        f"{two},{one[:9]}": (two, one),
+        "2,9,1": (two,),
+        "1,-1,2": (one,),
+        f"1,{two}": (one,),
+        f"{two},1": (two,),
+        "": (),
+        "none": (),
+        "1,2,1": (),
+        "GPU-": (),
+        mig.uuid: (mig.uuid,),
+        f"{mig.uuid},{GPUS[0].mig_devices[0].uuid}": (mig.uuid,),
+        f"MIG-{GPUS[0].uuid}/1/0": (mig.uuid,),
+    }
+    known[mig.uuid] = f"{mig.uuid[4:12]}:3g.40gb:60"
+    for (value, expected), line in zip(choices.items(), run_python(VISIBLE, *choices).stdout.splitlines(), strict=True):
+        assert line.split() == ["0" if expected else "100", *(known[uuid] for uuid in expected)], value
+    assert run_python(VISIBLE, "", CUDA_VISIBLE_DEVICES="1").stdout == "100\n"
+    assert smi(sim_host, "-L", CUDA_VISIBLE_DEVICES="").stdout.count("GPU-") == 4
+
+
 def test_nvml_lists_only_gpus_whose_node_is_there(run_python: RunPython, stand_in_host: Path) -> None:
     for index in (0, 2):
         (stand_in_host / f"dev/nvidia{index}").unlink()
@@ -266,7 +310,7 @@ def test_nvidia_smi_answers_queries(sim_host: Path) -> None:
 
 
 def test_nvidia_smi_says_that_it_is_simulated(sim_host: Path) -> None:
-    assert "NVIDIA-SMI 550.163.01 (simulated host, no real GPU)" in smi(sim_host).stdout
+    assert "\n| SIMULATED host, no real GPU: nothing can be computed on these GPUs  " in smi(sim_host).stdout
     assert "(simulated)" in smi(sim_host, "--version").stdout
     for name in os.listdir(sim_host / "usr/bin"):
         if name != "nvidia-smi":

@@ -258,6 +258,101 @@ def test_gpus_and_processes_are_watched(busy: Path) -> None:
     ]  # fmt: skip
 
 
+TABLE = """\
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 550.163.01             Driver Version: 550.163.01     CUDA Version: 12.4     |
+|-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|
+|   0  NVIDIA L4                      On  |   00000000:01:00.0 Off |                    0 |
+| N/A   50C    P0             32W /   72W |    9213MiB /  23034MiB |     40%      Default |
+|                                         |                        |                  N/A |
++-----------------------------------------+------------------------+----------------------+
+
++-----------------------------------------------------------------------------------------+
+| Processes:                                                                              |
+|  GPU   GI   CI        PID   Type   Process name                              GPU Memory |
+|        ID   ID                                                               Usage      |
+|=========================================================================================|
+|    0   N/A  N/A  99999999      C   [Not Found]                                     8MiB |
++-----------------------------------------------------------------------------------------+
+| SIMULATED host, no real GPU: nothing can be computed on these GPUs                      |
++-----------------------------------------------------------------------------------------+
+"""
+
+
+def test_the_table_is_drawn_as_by_the_real_program(busy: Path) -> None:
+    date, _, table = smi(busy, "-i", "0").partition("\n")
+    assert re.fullmatch(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4} {7}", date)
+    assert "".join(line for line in table.splitlines(True) if f" {os.getpid()} " not in line) == TABLE
+    assert {len(line) for line in table.splitlines()} == {91, 0}
+
+
+@pytest.mark.parametrize(
+    ("branch", "pid"),
+    [("550.163.01", 27), *(pytest.param(branch, 33, marks=pytest.mark.rest) for branch in ("570.86.10", "580.65.06"))],
+)
+def test_the_tables_of_mig_devices_and_processes_follow_the_driver(tmp_path: Path, branch: str, pid: int) -> None:
+    host = tmp_path / "host"
+    create_host(str(host), 2, "h100", ("0:3g.40gb",), few=True, driver_version=branch)
+    (host / "load").write_text("process 0 4194304 5 1 1\n")
+    _, *lines = smi(host).splitlines()
+    assert {len(line) for line in lines} == {91, 0}
+    assert lines[2].startswith("|--" if branch < "580" else "+--")
+    assert "|  0    1   0   0  |               0MiB / 40448MiB    | 60      0 |  3   0    3    0    3 |" in lines
+    process = next(line for line in lines if "4194304" in line)
+    assert process.split()[1:4] == ["0", "1", "0"]
+    assert process.index("4194304") + 7 == pid == next(line.index("PID") + 3 for line in lines if "PID" in line)
+    assert "| N/A   30C    P0             70W /  700W |       0MiB /  81559MiB |     N/A      Default |" in lines
+
+
+def test_power_is_set_within_its_limits(run_python: RunPython, tmp_path: Path) -> None:
+    host = make_few(tmp_path / "host", 2, "l4")
+    assert smi(host, "-pm", "0", "-i", "1") == "Disabled persistence mode for GPU 00000000:02:00.0.\nAll done.\n"
+    assert smi(host, "-pm", "1", "-pl", "60.5").splitlines() == [
+        "Persistence mode is already Enabled for GPU 00000000:01:00.0.",
+        "Enabled persistence mode for GPU 00000000:02:00.0.",
+        "Power limit for GPU 00000000:01:00.0 was set to 60.50 W from 72.00 W.",
+        "Power limit for GPU 00000000:02:00.0 was set to 60.50 W from 72.00 W.",
+        "All done.",
+    ]
+    (host / "load").write_text("load 0 100\n")
+    fields = "power.limit,enforced.power.limit,power.draw,power.default_limit"
+    assert csv(host, f"--query-gpu={fields}", "-i", "0") == [["60.50", "60.50", "60.50", "72.00"]]
+    script = (
+        "import pynvml as n; n.nvmlInit(); gpu = n.nvmlDeviceGetHandleByIndex(0)\n"
+        "n.nvmlDeviceSetPowerManagementLimit(gpu, 50000); print(n.nvmlDeviceGetPowerManagementLimit(gpu))"
+    )
+    assert run_python(script, host=host).stdout == "50000\n"
+    for limit, said in (("73", "between 18.00 W and 72.00 W"), ("1", "between 18.00 W"), ("x", "not a number")):
+        done = run([host / "usr/bin/nvidia-smi", "-pl", limit], check=False)
+        assert done.returncode == 2
+        assert said in done.stdout + done.stderr
+
+
+def test_memory_in_use_can_be_set_apart_from_the_load(busy: Path) -> None:
+    load = (busy / "load").read_text()
+    try:
+        (busy / "load").write_text(f"{load}memory 0 20000\nmemory 1 999999\n")
+        fields = "utilization.gpu,memory.used,memory.free"
+        assert csv(busy, f"--query-gpu={fields}") == [["40", "20000", "3034"], ["0", "23034", "0"]]
+    finally:
+        (busy / "load").write_text(load)
+
+
+def test_links_and_access_between_gpus_are_shown(sim_host: Path, busy: Path) -> None:
+    first, *links = smi(sim_host, "nvlink", "--status", "-i", "1").splitlines()
+    assert first.startswith("GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-")
+    assert links == [f"\t Link {link}: 26.562 GB/s" for link in range(18)]
+    assert smi(busy, "nvlink", "-s") == ""
+    assert [smi(host, "topo", "-p2p", kind).splitlines()[1] for host, kind in ((busy, "r"), (busy, "n"))] == [
+        " GPU0\tX\tOK",
+        " GPU0\tX\tNS",
+    ]
+
+
 def matrix(host: Path, *words: str) -> list[list[str]]:
     return [line.split("\t") for line in smi(host, "topo", *words).split("\n\n")[0].splitlines()]
 

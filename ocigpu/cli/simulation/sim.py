@@ -109,13 +109,16 @@ def exec_command(
     try:
         with held_signals() as mask, ExitStack() as stack:
             with show.Progress() as progress:
-                host = stack.enter_context(temporary_host(gpus, model, mig or (), driver_version, progress))
+                say = (lambda _line: None) if quiet else progress
+                host = stack.enter_context(temporary_host(gpus, model, mig or (), driver_version, say))
             environment = environment_of(host, os.environ)
             path = shutil.which(command[0], path=environment["PATH"])
             if path is None:
                 there = "/" in command[0] and os.path.exists(command[0])
                 raise _cannot_run(*((126, "not executable") if there else (127, "no such program")), command[0])
-            if not quiet:
+            if quiet:
+                environment["OCIGPU_SIM_QUIET"] = "1"
+            else:
                 chosen = find_model(model)
                 kind = "libraries" if chosen.vendor == NVIDIA else "programs"
                 what = f"{show.count(gpus, 'GPU')}, {chosen.name}: {kind} only, without device nodes"

@@ -19,6 +19,12 @@ from ocigpu.gpus.tree import Roots, list_names, read_text
 TOOL, ROCM = "26.2.1", "7.2.0"
 MIB = 1 << 20
 NO = "N/A"
+SUBCOMMANDS = {
+    "version": "versions of the tool, its library and the driver",
+    "list": "the GPUs",
+    "static": "what does not change",
+    "metric": "use, power, clocks, temperatures",
+}
 VENDOR = "Advanced Micro Devices Inc. [AMD/ATI]"
 
 
@@ -226,11 +232,11 @@ METRIC: dict[tuple[str, str], Section] = {
 
 
 def main(root: str, arguments: Sequence[str]) -> int:
-    """Print what amd-smi prints with these arguments; returns its exit status."""
+    """Print what amd-smi prints with these arguments, the usage without any; returns its exit status."""
     parser = argparse.ArgumentParser("amd-smi", description="AMD System Management Interface of a SIMULATED host")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, sections in (("version", {}), ("list", {}), ("static", STATIC), ("metric", METRIC)):
-        command = commands.add_parser(name)
+        command = commands.add_parser(name, help=SUBCOMMANDS[name])
         command.add_argument("--json", action="store_true", help="print JSON")
         command.add_argument("--file", help="write into a file")
         if name != "version":
@@ -238,6 +244,9 @@ def main(root: str, arguments: Sequence[str]) -> int:
         for brief, full in sections:
             command.add_argument(brief, f"--{full}", action="append_const", dest="sections", const=(brief, full))
     options = parser.parse_args(list(arguments))
+    if not options.command:
+        parser.print_help()
+        return 0
     cards = read_cards(root)
     if options.command == "version":
         answer: Any = _version(cards[0])
