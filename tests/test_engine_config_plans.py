@@ -444,7 +444,12 @@ def test_podman_may_start_containers_without_cgroups_where_crun_is_behind(
     for _ in range(2):
         configure(host, "podman", cgroupless=True)
         engine = read(host, "podman")["engine"]
-        assert engine == {"runtimes": {"ocigpu": [RUNTIME]}, "runtime_supports_nocgroup": names}
+        with_json = ["crun", "runc", "kata", "runsc", "youki", "krun", "ocigpu"]
+        assert engine == {
+            "runtimes": {"ocigpu": [RUNTIME]},
+            "runtime_supports_json": with_json,
+            "runtime_supports_nocgroup": names,
+        }
     remove(host, "podman")
     assert snapshot(host) == before
     configure(host, "podman")

@@ -50,20 +50,30 @@ def docker_changes(wanted: Wanted) -> list[ValueChange]:
 
 
 _CGROUPLESS = ("crun", "crun-wasm", "krun")
+_WITH_JSON = ("crun", "runc", "kata", "runsc", "youki", "krun")
 """What Podman has there where no file names any (containers/common, pkg/config: DefaultConfig)."""
 
 
 def podman_changes(wanted: Wanted, merged: dict[str, Any]) -> list[ValueChange]:
     """Return the changes of a containers.conf (containers.conf(5), table engine); CDI needs no switch.
 
-    ``merged``: the whole configuration.  Podman refuses --cgroups=disabled for runtimes that are not in a list: its key
-    has no plural (seen with 4.3.1), and a list in a later file replaces those before.
+    ``merged``: the whole configuration.  Podman refuses --cgroups=disabled for runtimes that are not in a list (its key
+    has no plural, seen with 4.3.1), and reads why a start failed only from the logs of those in another.
     """
-    changes = [ValueChange(("engine", "runtimes", wanted.name), [wanted.path])]
+    engine = table_at(merged, ("engine",))
+
+    def listed(key: str, usual: tuple[str, ...]) -> ValueChange:
+        """A list in a later file replaces those before."""
+        named = engine.get(key)
+        names = list(map(str, named)) if isinstance(named, list) else list(usual)
+        return ValueChange(("engine", key), [*(name for name in names if name != wanted.name), wanted.name])
+
+    changes = [
+        ValueChange(("engine", "runtimes", wanted.name), [wanted.path]),
+        listed("runtime_supports_json", _WITH_JSON),
+    ]
     if wanted.cgroupless:
-        named = table_at(merged, ("engine",)).get("runtime_supports_nocgroup")
-        names = list(map(str, named)) if isinstance(named, list) else list(_CGROUPLESS)
-        changes.append(ValueChange(("engine", "runtime_supports_nocgroup"), [*names, wanted.name]))
+        changes.append(listed("runtime_supports_nocgroup", _CGROUPLESS))
     if wanted.default:
         changes.insert(0, ValueChange(("engine", "runtime"), wanted.name))
     return changes

@@ -59,6 +59,10 @@ def test_the_runtime_gives_gpus(
     ask = "--env=NVIDIA_VISIBLE_DEVICES=4"
     result = podman.run_rootfs(runtime, [], rootfs("glibc"), ["nvidia-smi", "-L"], ask)
     assert listed_uuids(result.stdout) == [simulated_host.gpus[4]], result.stderr
+    for command, device, reason in (("true", "99", "this host has GPUs 0-7"), ("no-such", "4", '"no-such"')):
+        refused = podman.run_rootfs(runtime, [], rootfs("glibc"), [command], f"--env=NVIDIA_VISIBLE_DEVICES={device}")
+        assert refused.returncode != 0
+        assert reason in refused.stderr  # Podman reads runc's reasons only from a log whose form it knows
     run([PROGRAMS / "ocigpu", "engine", "remove", "podman", "--config", file])
     assert file.read_bytes() == before
 
