@@ -53,17 +53,18 @@ def main(argv: list[str]) -> int:
         wanted = os.environ.get(TRACE_VARIABLE, "") if creates else ""
         problem = _begin_trace(wanted, argv, began) if wanted else ""
         with step("settings"):
-            settings = read_settings(config, True)
-        log = _log(arguments, settings)
-        if creates and settings.trace and not wanted:
+            settings = _read_settings(config, creates, log)
+        log = _log(arguments, settings or Settings())
+        if creates and settings and settings.trace and not wanted:
             problem = _begin_trace(settings.trace, argv, began)
         if problem:
             log.write("warning", problem)
         check_no_loop()
-        with step("find-runtime", ", ".join(settings.runtime_runtimes)):
-            runtime = find_runtime(settings, argv[0])
-        remember(runtime, settings, begin_ns)  # after every command, for the next start
-        if creates:
+        with step("find-runtime", ", ".join((settings or Settings()).runtime_runtimes)):
+            runtime = find_runtime(settings or Settings(), argv[0])
+        if settings:
+            remember(runtime, settings, begin_ns)  # after every command, for the next start
+        if creates and settings:
             task = edit_bundle(arguments, settings, argv[0], log)
             if task:
                 from ocigpu.entry.prepared import wait_for_hook
@@ -83,6 +84,20 @@ def main(argv: list[str]) -> int:
     finally:
         end_deadline()
     return 1
+
+
+def _read_settings(config: str, creates: bool, log: Log) -> Settings | None:
+    """Return the settings; None if they cannot be used and the command only looks at, stops or deletes a container.
+
+    That must work whatever became of the file, with the usual low-level runtime; no container starts without settings.
+    """
+    try:
+        return read_settings(config, True)
+    except OcigpuError as error:
+        if creates:
+            raise
+        log.write("warning", f"{error.line}; the usual runtime is used")
+        return None
 
 
 def print_version(stub: str) -> None:

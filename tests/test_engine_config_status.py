@@ -97,6 +97,7 @@ def test_a_missing_program_of_ours_is_a_problem_and_one_of_others_is_not(host: P
         pytest.param("docker", "/etc/docker/daemon.json", '{"runtimes": []}', id="runtimes a list"),
         pytest.param("docker", "/etc/docker/daemon.json", '{"runtimes": {"a": 1}}', id="an entry a number"),
         pytest.param("docker", "/etc/docker/daemon.json", '{"cdi-spec-dirs": 1}', id="directories a number"),
+        pytest.param("docker", "/etc/docker/daemon.json", '{"cdi-spec-dirs": "/x"}', id="directories a text"),
         pytest.param("containerd", "/etc/containerd/config.toml", "a", id="not TOML"),
         pytest.param("containerd", "/etc/containerd/config.toml", 'version = "2"', id="version a text"),
         pytest.param("containerd", "/etc/containerd/config.toml", "version = -1", id="version -1"),

@@ -71,7 +71,6 @@ def test_the_part_for_kubernetes_is_that_of_the_same_version_and_python(release:
     assert (done.returncode, done.stderr) == (1, f"get: release has no package ocigpu-kubernetes that fits {own}\n")
 
 
-@pytest.mark.rest
 def test_what_is_installed_lies_where_nobody_else_can_exchange_it(release: Path, own: str, tmp_path: Path) -> None:
     requirements.require(requirements.programs("curl"))
     (work := tmp_path / "work").mkdir()

@@ -41,6 +41,7 @@ NOT_HOT = (
     "ocigpu.gpus.amd.parts",
     "ocigpu.gpus.amd.rocminfo",
     "ocigpu.gpus.amd.sampler",
+    "ocigpu.gpus.amd.simulated",
     "ocigpu.gpus.amd.usage",
     "ocigpu.gpus.nvidia.fabric",
     "ocigpu.gpus.nvidia.firmware",

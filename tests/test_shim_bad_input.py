@@ -214,14 +214,12 @@ UNKNOWN_IN_TABLE = "OCIGPU-SET-2", 'unknown key "runtime.runtime"', "did you mea
         pytest.param('[hook]\npath = "relative"\n', "OCIGPU-SET-2", "not an absolute path", "", id="relative path"),
     ],
 )
-@pytest.mark.parametrize("words", [["create", "c1"], ["state", "c1"]], ids=["create", "state"])
-def test_bad_settings_are_refused(
-    setting: Setting, text: str, code: str, message: str, hint: str, words: list[str]
-) -> None:
+@pytest.mark.parametrize("word", ["create", "run"])
+def test_bad_settings_are_refused(setting: Setting, text: str, code: str, message: str, hint: str, word: str) -> None:
     setting.write_settings(text)
     setting.write_config(PLAIN)
     before = snapshot(setting.bundle)
-    done = setting.run(*words, cwd=setting.bundle)
+    done = setting.run(word, "c1", cwd=setting.bundle)
     setting.assert_refused(done, code, message)
     assert str(setting.settings) in done.stderr
     assert hint in done.stderr
@@ -231,20 +229,20 @@ def test_bad_settings_are_refused(
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 def test_settings_that_others_may_write_are_refused(setting: Setting, mode: int) -> None:
     setting.settings.chmod(mode)
-    setting.assert_refused(setting.run("state", "c1"), "OCIGPU-SET-3", f"mode {mode:04o}: others may write")
+    setting.assert_refused(setting.run("create", "c1"), "OCIGPU-SET-3", f"mode {mode:04o}: others may write")
 
 
 @pytest.mark.root
 def test_settings_of_another_user_are_refused(setting: Setting) -> None:
     os.chown(setting.settings, 1234, 0)
-    setting.assert_refused(setting.run("state", "c1"), "OCIGPU-SET-3", "owner 1234")
+    setting.assert_refused(setting.run("create", "c1"), "OCIGPU-SET-3", "owner 1234")
 
 
 @pytest.mark.root
 def test_unreadable_settings_are_refused(work_directory: Path, public_copy: PublicCopy) -> None:
     setting = Setting(work_directory, str(public_copy.runtime))
     setting.settings.chmod(0o600)
-    done = setting.run("state", "c1", user=1234, group=1234, extra_groups=[])
+    done = setting.run("create", "c1", user=1234, group=1234, extra_groups=[])
     setting.assert_refused(done, "OCIGPU-SET-1", f"settings {setting.settings}: Permission denied")
 
 
@@ -259,7 +257,26 @@ def test_unreadable_settings_are_refused(work_directory: Path, public_copy: Publ
 def test_settings_that_are_no_file_are_refused(setting: Setting, make: Any, message: str) -> None:
     setting.settings.unlink()
     make(setting.settings)
-    setting.assert_refused(setting.run("state", "c1"), "OCIGPU-SET-1", f"settings {setting.settings}: {message}")
+    setting.assert_refused(setting.run("create", "c1"), "OCIGPU-SET-1", f"settings {setting.settings}: {message}")
+
+
+@pytest.mark.parametrize("text", [None, "mode = ", 'mode = "cuda"\n'], ids=["missing", "not TOML", "unknown mode"])
+@pytest.mark.parametrize("word", ["state", "kill", "delete"])
+def test_a_container_is_seen_and_ended_whatever_became_of_the_settings(
+    setting: Setting, text: str | None, word: str
+) -> None:
+    """By the usual runtime, as nobody knows which the settings named."""
+    setting.settings.unlink()
+    if text is not None:
+        setting.write_settings(text)
+    log, usual = setting.directory / "log", setting.directory / "usual/runc"
+    usual.parent.mkdir()
+    setting.runtime.rename(usual)
+    done = setting.run("--log", str(log), word, "c1", env={"PATH": f"{usual.parent}:/usr/bin:/bin"})
+    assert (done.returncode, done.stderr) == (0, "standard error\n")
+    assert word in setting.record("arguments")
+    assert str(setting.settings) in log.read_text()
+    assert "the usual runtime is used" in log.read_text()
 
 
 def test_a_missing_low_level_runtime_is_named(setting: Setting) -> None:

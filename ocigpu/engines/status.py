@@ -416,15 +416,19 @@ def _read_values(root: str, status: EngineStatus, data: "dict[str, Any]") -> Eng
 
 def _read_cdi(engine: str, data: "dict[str, Any]") -> "tuple[str, Sequence[str]]":
     """Return whether CDI is switched on, and its directories."""
+    value: "Any"
     if engine == "podman":
-        return "on", table_at(data, ("engine",)).get("cdi_spec_dirs", ())  # Podman 4.1 and later, no switch
-    if engine == "crio":
-        return "on", table_at(data, ("crio", "runtime")).get("cdi_spec_dirs", ())  # CRI-O 1.23 and later, no switch
-    if engine == "docker":
-        value, directories = table_at(data, ("features",)).get("cdi"), data.get("cdi-spec-dirs", ())
+        value, directories = True, table_at(data, ("engine",)).get("cdi_spec_dirs")  # Podman 4.1 and later, no switch
+    elif engine == "crio":
+        value, directories = True, table_at(data, ("crio", "runtime")).get("cdi_spec_dirs")  # CRI-O 1.23 and later
+    elif engine == "docker":
+        value, directories = table_at(data, ("features",)).get("cdi"), data.get("cdi-spec-dirs")
     else:
         plugin = table_at(data, cri_plugin(data))
-        value, directories = plugin.get("enable_cdi"), plugin.get("cdi_spec_dirs", ())
+        value, directories = plugin.get("enable_cdi"), plugin.get("cdi_spec_dirs")
         if value is None and config_version(data) >= 3:  # only containerd 2, where it is on by default
             value = True
-    return "unknown" if value is None else "on" if value is True else "off", directories
+    if directories is not None and not isinstance(directories, list):
+        raise TypeError(f"directories of specifications: {type(directories).__name__}")
+    texts = [one for one in directories or () if isinstance(one, str)]  # Podman's may also hold {append = true}
+    return "unknown" if value is None else "on" if value is True else "off", texts

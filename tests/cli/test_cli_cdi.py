@@ -803,7 +803,6 @@ def test_validate_warns_of_what_engines_pass_over_and_what_no_runtime_mounts(cdi
     assert f"line {first.count(chr(10)) + 1}: a second document" in warnings[1]
 
 
-@pytest.mark.rest
 def test_refresh_says_who_looks_elsewhere(cdi: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of Podman 5.4 look in /etc/cdi alone; an engine may be told to look elsewhere."""
     usual, file = tmp_path / "usual", tmp_path / "high" / "nvidia.yaml"

@@ -1,5 +1,6 @@
 """The commands of ``ocigpu``: output, exit status and errors, on recorded facts."""
 
+import io
 import json
 import os
 import pty
@@ -461,6 +462,16 @@ def test_variables_decide_on_colours(
         monkeypatch.setenv(name, variables.get(name, ""))
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     assert ("\x1b" in show.styled("text", "1")) == coloured
+
+
+def test_a_name_that_the_terminal_cannot_show_ends_no_command(
+    monkeypatch: pytest.MonkeyPatch, record: Record, facts: HostFacts
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="iso8859-1")
+    monkeypatch.setattr(sys, "stdout", stream)
+    named = facts._replace(gpus=tuple(gpu._replace(model="\u51e6\u7406") for gpu in facts.gpus))
+    assert main(["list", "--facts", record(named)]) == 0
+    assert b"\\u51e6\\u7406" in stream.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_narrow_terminal_does_without_dispensable_columns_and_dims_secondary_ones(

@@ -128,7 +128,6 @@ def test_what_fails_half_way_says_what_was_done(cli: Run, manager: SimulatedMana
     assert manager.active() == [(1, 3), (8,)]
 
 
-@pytest.mark.rest
 def test_what_is_leased_is_not_chosen(cli: Run, manager: SimulatedManager) -> None:
     assert cli("activate", "5,7", "--lease", "team-a")[0] == 0
     status, output, _ = cli("activate", "--gpus", "2", "--lease", "team-b", "--json")
@@ -143,7 +142,6 @@ def test_what_is_leased_is_not_chosen(cli: Run, manager: SimulatedManager) -> No
     )
 
 
-@pytest.mark.rest
 def test_three_gpus_are_given_apart_when_that_is_wanted(cli: Run, manager: SimulatedManager) -> None:
     status, _, complaint = cli("activate", "--gpus", "3")
     assert (status, complaint.splitlines()) == (

@@ -4,6 +4,7 @@ Real engines: tests/engines/test_engines_all.py; a real systemd: make test-groun
 """
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +129,17 @@ def test_a_machine_without_the_client_or_systemctl_ends_with_no_traceback(monkey
     assert not setup.is_active("k3s")
     setup.await_restart(["docker", "version"])
     assert setup.restart_engine(setup.Restart("k3s", "systemctl restart k3s"))["status"] == 1
+
+
+def test_without_a_gpu_the_way_to_a_simulated_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    config = tmp_path / "config.toml"
+    config.write_text(f'[driver]\nroot = "{tmp_path / "root"}"\n')
+    with pytest.raises(HostError) as caught:
+        setup.setup_command("docker", dry_run=True, config=str(config))
+    assert caught.value.code == "OCIGPU-HOST-1"
+    assert "ocigpu sim create /opt/gpus" in caught.value.hint
+    config.write_text(f'[simulation]\nroot = "{tmp_path / "none"}"\n')
+    with pytest.raises(HostError) as caught:
+        setup.setup_command("docker", dry_run=True, config=str(config))
+    assert "ocigpu sim create /opt/gpus" not in caught.value.hint

@@ -46,7 +46,6 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 REFUSED, REACHED = ("ENOENT", "EPERM"), ("ENXIO", "ENXIO")
 
 
-@pytest.mark.rest
 def test_a_name_says_nothing_to_the_terminal(
     make_bundle: MakeBundle, runtime_environment: dict[str, str], simulated_host: SimulatedHost
 ) -> None:

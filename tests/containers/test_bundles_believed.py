@@ -70,7 +70,6 @@ def named(evil: str) -> dict[str, dict[str, str]]:
     }
 
 
-@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 @pytest.mark.parametrize("annotated", list(named("")))
@@ -282,7 +281,6 @@ def test_a_bundle_that_others_could_exchange_is_noted_and_not_read(
         assert read_config_of(found[0]) == read_config(str(bundle))
 
 
-@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 @pytest.mark.parametrize("low_level", ["runc", "crun"])

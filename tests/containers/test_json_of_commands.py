@@ -33,6 +33,7 @@ LINES = {
     "cdi refresh": ["cdi refresh --output {specs}/a.json"],
     "cdi show": ["cdi show {specs}/a.json", "cdi show nvidia.com/gpu=0 --spec-dir {specs}"],
     "cdi validate": ["cdi validate {specs}/a.json", "cdi validate --spec-dir {specs}"],
+    "chart import": ["chart import {specs}/values.yaml --from device-plugin", "chart import /dev/null --from gfd"],
     "config get": ["config get mode", "config get runtime.runtimes"],
     "config import": ["config import /dev/null --dry-run --output {specs}/config.toml"],
     "config keys": ["config keys"],
@@ -86,6 +87,7 @@ def test_json_is_an_object_of_one_shape(
 ) -> None:
     (tmp_path / "image/usr/bin").mkdir(parents=True)
     (tmp_path / "specs").mkdir()
+    (tmp_path / "specs/values.yaml").write_text("gfd: {enabled: true}\n")
     settings = tmp_path / "settings.toml"
     settings.write_text(f'{simulated_host.settings.read_text()}\n[cdi]\nspec-dirs = ["{tmp_path}/specs"]\n')
     settings.chmod(0o644)

@@ -12,7 +12,6 @@ from ocigpu.cli.front.main import main
 from ocigpu.sim.create import create_host
 
 
-@pytest.mark.rest
 @pytest.mark.root
 @pytest.mark.engine
 def test_what_a_container_has_is_spared_unless_told(

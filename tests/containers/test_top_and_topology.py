@@ -207,6 +207,8 @@ def test_the_live_view_follows_containers_keys_and_the_terminals_size(
         assert max(map(len, narrow)) <= 30
         terminal.press(b"\x1b[B")
         terminal.wait_for("rows 2 to 2 of ")
+        terminal.press(b"\x1b[A" * 40)  # more than is read at once: no key is cut
+        terminal.wait_for("rows 1 to 1 of ")
         terminal.resize(120, 30)
         os.kill(terminal.process.pid, signal.SIGWINCH)
         terminal.wait_for("by container\nGPU  .* MEMORY")
@@ -305,6 +307,8 @@ def test_history_is_of_the_last_minute_and_of_gpus_that_are_here() -> None:
     for second in range(200):
         history.add([UsedGpu("0", "", Usage("a", second % 100), ())], float(second))
     assert history.means("a", 199.0) == [41, 46, 51, 56, 61, 66, 71, 76, 81, 86, 91, 96]
+    assert history.means("a", 250.0)[2:] == [None] * 10
+    assert history.means("a", 1000.0) == [None] * 12  # drawn long after it was read
     history.add([UsedGpu("1", "", Usage("b", 1), ())], 200.0)
     assert (history.means("a", 200.0), history.means("b", 200.0)) == ([None] * 12, [*[None] * 11, 1])
 

@@ -10,11 +10,12 @@ from dra_lab import DRIVER, NODE, Killed, Lab, claim, result
 from kubernetes_lab import host
 
 from ocigpu.cdi.check import check_spec
-from ocigpu.core.errors import CdiError
+from ocigpu.core.errors import CdiError, HostError
 from ocigpu.kubernetes.dra.claims import ClaimRef
 from ocigpu.kubernetes.dra.configs import resolve_configs
 from ocigpu.kubernetes.dra.metadata import POD_CLAIM, ROOT, VERSIONS
 from ocigpu.kubernetes.dra.prepare import PreparedDevice
+from ocigpu.kubernetes.dra.state import ClaimStep
 
 A100 = host("a100-8")
 
@@ -121,10 +122,11 @@ def test_given_back_nothing_is_left_and_what_is_lost_is_written_again(lab: Lab) 
     ((_, path),) = mounts_of(lab, "uid-1").values()
     before = Path(path).read_bytes()
     lab.restart()
-    for lost in (Path(path), lab.directory / f"cdi/k8s.{DRIVER}-claim_uid-1_metadata.json"):
+    spec = lab.directory / f"cdi/k8s.{DRIVER}-claim_uid-1_metadata.json"
+    for lost, empty in ((Path(path), False), (Path(path), True), (spec, False), (spec, True)):
         lost.unlink()
-        if lost == Path(path):
-            lost.parent.rmdir()
+        if empty:
+            lost.write_text("")
         assert lab.preparer.prepare(ref) == first
         assert Path(path).read_bytes() == before
     lab.preparer.unprepare(ref)
@@ -148,8 +150,33 @@ def test_a_driver_that_is_killed_leaves_nothing(lab: Lab, moment: str, monkeypat
     lab.restart()
     assert (lab.specs, list((lab.directory / "metadata").iterdir())) == ([], [])
     (lab.directory / "metadata/unknown").mkdir()
+    (lab.directory / "metadata/file").touch()
     lab.restart("boot-2")
-    assert list((lab.directory / "metadata").iterdir()) == []
+    assert [path.name for path in (lab.directory / "metadata").iterdir()] == ["file"]
+    assert sum("removed" in line for line in lab.logged) == 1
+
+
+def test_a_step_of_a_later_version_is_named_and_waits_for_it(lab: Lab) -> None:
+    ref = lab.add("uid-1", result("gpu-1"))
+    lab.preparer.prepare(ref)
+    store = lab.preparer.store
+    records, _ = store.read()
+    record = records["uid-1"]
+    newer = [*record.steps[:-1], record.steps[-1]._replace(arguments={**record.steps[-1].arguments, "more": "x"})]
+    store.write({"uid-1": record._replace(steps=(ClaimStep("later", {}), *newer))})
+    with pytest.raises(HostError, match='its step "later" is of a later version'):
+        lab.preparer.unprepare(ref)
+    assert lab.preparer.held()
+    lab.preparer.effects["later"] = lab.preparer.effects["cdi"]._replace(undo=lambda *_: None)
+    lab.preparer.unprepare(ref)
+    assert (lab.specs, lab.preparer.held()) == ([], ())
+
+
+def test_subrequests_of_one_request_share_its_file(lab: Lab) -> None:
+    lab.preparer.prepare(lab.add("uid-1", result("gpu-1", "a/x"), result("gpu-2", "a/y")))
+    ((_, path),) = mounts_of(lab, "uid-1").values()
+    (request,) = read_stream(Path(path).read_text())[0]["requests"]
+    assert [each["name"] for each in request["devices"]] == ["gpu-1", "gpu-2"]
 
 
 def test_a_claim_of_a_driver_without_metadata_stays_as_it_was_prepared(tmp_path: Path) -> None:

@@ -140,7 +140,6 @@ def test_a_gpu_that_returns_is_added_without_a_restart(mps_host: SimulatedHost, 
     assert mode_of(mps_host, 1) == "0"
 
 
-@pytest.mark.rest
 def test_a_daemon_that_does_not_quit_is_killed(job: Job, beside: Path) -> None:
     (beside / "mps-faults").write_text("deaf")
     lines: list[str] = []
@@ -151,7 +150,6 @@ def test_a_daemon_that_does_not_quit_is_killed(job: Job, beside: Path) -> None:
     assert not is_alive(int(told(beside)[0].split()[1]))
 
 
-@pytest.mark.rest
 def test_a_daemon_that_was_left_over_is_ended(job: Job, beside: Path) -> None:
     before = ControlDaemon(job, quiet, QUICK)
     before.start()

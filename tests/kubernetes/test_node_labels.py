@@ -407,7 +407,6 @@ def test_the_command_shows_the_labels(node_labels: Command) -> None:
     assert data["problem"] == ""
 
 
-@pytest.mark.rest
 def test_the_command_writes_once_and_removes_when_told(node_labels: Command, tmp_path: Path) -> None:
     file = tmp_path / "gfd"
     written = node_labels("--oneshot", f"--output-file={file}")

@@ -6,6 +6,7 @@ A command line is understood, and help shown, without importing more than the on
 """
 
 import gc
+import io
 import os
 import sys
 
@@ -59,6 +60,8 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed: else what is opened next gets its number
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as we run
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal cannot show ends no command
     try:
         status = _run(words)
         sys.stdout.flush()

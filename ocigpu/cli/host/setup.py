@@ -24,6 +24,7 @@ from ocigpu.cli.engines.configure import (
 )
 from ocigpu.cli.front import show
 from ocigpu.cli.front.common import load_facts, load_settings, settings_path
+from ocigpu.core.codes import CODES
 from ocigpu.core.errors import HostError, OcigpuError, UsageError, printable
 from ocigpu.core.vendors import VENDORS
 from ocigpu.engines.places import BOOTED
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from ocigpu.doctor.findings import Finding
     from ocigpu.doctor.host import Host
 
+NO_GPU = (
+    "Install the driver: ocigpu doctor says what is missing. No GPU? Simulate one:"
+    " ocigpu sim create /opt/gpus --gpus 1 && install -D -m 644 /opt/gpus/config.toml /etc/ocigpu/config.toml"
+)
 FAILED = 4
 """Exit status when a container has not what the plan says, or none could be started."""
 READY_SECONDS = 60
@@ -75,13 +80,18 @@ def _set_up(named: str, yes: bool, dry_run: bool, json: bool, config: str) -> in
     from ocigpu.doctor.report import exit_status, render
     from ocigpu.engines.configure import plan_configuration
 
-    facts = load_facts(load_settings(config))
+    try:
+        facts = load_facts(load_settings(config))
+    except HostError as error:
+        if error.hint != CODES["OCIGPU-HOST-1"].fix:  # the usual one: nothing more is known
+            raise
+        raise HostError(error.code, error.message, NO_GPU) from error
     host, findings = _examine(config)
     if not json:
         lines = list(render(host, findings))
         show.report(lines[:3] if facts.gpus else lines)
     if not facts.gpus:
-        raise HostError("OCIGPU-HOST-1", "this host shows no GPU that a container could use")
+        raise HostError("OCIGPU-HOST-1", "this host shows no GPU that a container could use", NO_GPU)
     fixes = [item for item in findings if item.safe and not item.safe[0].startswith("ocigpu engine ")]
     if not json:
         _print_fixes(fixes)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import sys
 import termios
@@ -45,7 +46,11 @@ KEYS = {
     b"\x1b": "escape", b"\r": "enter", b"\n": "enter", b"\x7f": "backspace", b"\b": "backspace",
 }  # fmt: skip
 """What a terminal sends for the keys that are not characters (xterm's control sequences)."""
-_KEY = re.compile(rb"\x1b[\[O][0-9;?]*[ -/]*[@-~]|[\xc0-\xff][\x80-\xbf]*|.", re.DOTALL)
+_KEY = re.compile(rb"\x1b[\[O][0-9;?]*[ -/]*[@-~]|\x1b[\[O]?[0-9;?]*\Z|\x1b[^\[O]|[\xc0-\xff][\x80-\xbf]*|.", re.DOTALL)
+_BEGUN = re.compile(rb"\x1b[\[O]?[0-9;?]*|[\xc0-\xff][\x80-\xbf]{0,2}")
+"""What may be the beginning of a key."""
+ESCAPE = 0.05
+"""Seconds in which the rest of a key comes."""
 
 
 def top_command(
@@ -165,6 +170,7 @@ class _Live:
     def __init__(self, reader: UsageReader, settings: Settings, places: Places, sort: str) -> None:
         self.reader, self.settings, self.places = reader, settings, places
         self.choice, self.history = Choice(sort), History()
+        self.begun = b""
         self.suspended = False
         self.known: frozenset[str] = frozenset()
 
@@ -218,7 +224,16 @@ class _Live:
         self.known = answering or self.known
 
     def _press(self, keys: bytes, screen: _Screen) -> bool:
-        """Do what keys say; returns False when that is to end."""
+        """Do what keys say; returns False when that is to end.
+
+        A burst of keys may be cut anywhere: the beginning of one waits for its end, and stands for itself if that does
+        not come at once.
+        """
         if not keys:  # the other end of the terminal has gone
             screen.keys = False
-        return all(self.choice.press(KEYS.get(key) or key.decode(errors="replace")) for key in _KEY.findall(keys))
+        keys = self.begun + keys
+        self.begun = b""
+        found = _KEY.findall(keys)
+        if found and _BEGUN.fullmatch(found[-1]) and select.select([0], [], [], ESCAPE)[0]:
+            self.begun = found.pop()
+        return all(self.choice.press(KEYS.get(key) or key.decode(errors="replace")) for key in found)

@@ -65,7 +65,8 @@ class History:
         """Return the mean use in each twelfth of the minute before ``now``, the oldest first; None: not read."""
         cells: list[list[int]] = [[] for _ in range(SPARK)]
         for at, use in self._readings.get(uuid, ()):
-            cells[min(int((at - now + MINUTE) / MINUTE * SPARK), SPARK - 1)].append(use)
+            if at > now - MINUTE:
+                cells[min(int((at - now + MINUTE) / MINUTE * SPARK), SPARK - 1)].append(use)
         return [sum(cell) // len(cell) if cell else None for cell in cells]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 import sys
 import tomllib
 from typing import Any
@@ -208,10 +209,21 @@ def write_settings(path: str, text: str, force: bool) -> bool:
 
 
 def write_text(path: str, text: str, force: bool) -> bool:
-    """Write a file in one step, and return whether it was another before; raises SettingsError OCIGPU-SET-4."""
-    from ocigpu.cdi.write import write_file
+    """Write a file in one step, and return whether it was another before; raises SettingsError OCIGPU-SET-4.
 
-    if os.path.lexists(path):
+    A link is followed; an existing file keeps its mode, and what is no regular file is refused.
+    """
+    from ocigpu.cdi.write import write_file
+    from ocigpu.system.files import replace_path
+
+    path = os.path.realpath(path)
+    with OsErrorAs(SettingsError, "OCIGPU-SET-4", f"write {path}"):
+        if not os.path.lexists(path):
+            write_file(path, text.encode())
+            return True
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise SettingsError("OCIGPU-SET-4", f"write {path}: not a regular file", "")
         try:
             with open(path, encoding="utf-8") as file:
                 same = file.read(MAX_BYTES + 1) == text
@@ -221,6 +233,5 @@ def write_text(path: str, text: str, force: bool) -> bool:
             return False
         if not force:
             raise SettingsError("OCIGPU-SET-4", f"write {path}: it already exists", "To replace it: --force")
-    with OsErrorAs(SettingsError, "OCIGPU-SET-4", f"write {path}"):
-        write_file(path, text.encode())
+        replace_path(path, text.encode(), stat.S_IMODE(mode))
     return True

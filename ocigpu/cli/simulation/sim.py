@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Annotated, Any
 
 from ocigpu.cli.front import show
@@ -90,8 +90,36 @@ def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 def remove_command(directory: str) -> None:
     from ocigpu.sim.made import remove_host
 
+    notes = _left_behind(directory)
     remove_host(directory)
     print(f"removed {printable(directory)}")
+    show.notes(notes)
+
+
+def _left_behind(directory: str) -> list[str]:
+    """Return what still refers to a simulated host: containers that have its GPUs, and the machine's settings."""
+    from ocigpu.cli.containers.containers import places_of
+    from ocigpu.cli.front.common import load_facts, settings_path
+    from ocigpu.containers.find import find_containers
+    from ocigpu.containers.report import make_reports
+    from ocigpu.core.settings import DEFAULT_PATH
+    from ocigpu.sim.made import describe_host
+    from ocigpu.system.settings_file import read_settings
+
+    host, notes = describe_host(directory), []
+    with suppress(OcigpuError):  # incomplete or of another version: it is removed all the same
+        settings = read_settings(host["config"])
+        running = [one for one in find_containers(places_of(None))[0] if one.pid]
+        reports = make_reports(running, load_facts(settings), settings)
+        names = [printable(report.container.name) for report in reports if report.gpus]
+        if names:
+            notes.append(f"these containers had its GPUs, and lose them when they restart: {', '.join(names)}")
+    file = settings_path("") or DEFAULT_PATH
+    with suppress(OcigpuError):
+        inside = os.path.abspath(file).startswith(f"{host['directory']}/")
+        if not inside and read_settings(file).simulation_root == host["directory"]:
+            notes.append(f"{file} still names it, so no container gets a GPU: rm {file}")
+    return notes
 
 
 def exec_command(

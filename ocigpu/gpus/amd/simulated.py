@@ -1,8 +1,9 @@
 """What amdgpu shows of its GPUs, for a simulated host; sources as in :mod:`ocigpu.gpus.amd.facts`."""
 
+from typing import TYPE_CHECKING
+
 from ocigpu.gpus.vendors import Simulated
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ocigpu.gpus.vendors import Board
 

@@ -8,13 +8,15 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Sequence
+import stat
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.cdi.edits import MOUNT_OPTIONS
 from ocigpu.cdi.write import write_spec
 from ocigpu.core.errors import CdiError, OsErrorAs
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
+from ocigpu.kubernetes.dra.specs import is_written
 from ocigpu.system.files import replace_path
 
 VERSIONS = ("v1beta1", "v1alpha1")
@@ -32,6 +34,11 @@ class MetadataPlace(NamedTuple):
     spec: str
     directory: str
     pod_claim: str = ""
+
+
+def metadata_place(arguments: "Mapping[str, str]") -> MetadataPlace:
+    """Return the place in a step's arguments; those that a later version has added are ignored."""
+    return MetadataPlace(**{name: text for name, text in arguments.items() if name in MetadataPlace._fields})
 
 
 def pod_claim_name(document: dict[str, Any]) -> str:
@@ -80,6 +87,17 @@ def make_metadata(
     return "".join(f"{json.dumps({**head, **document}, indent=2)}\n" for head in heads).encode()
 
 
+def request_names(devices: Sequence[Allotted]) -> list[str]:
+    """Return the names of a claim's requests, without those of subrequests."""
+    return list(dict.fromkeys(each.request.partition("/")[0] for each in devices))
+
+
+def is_lost(place: MetadataPlace, devices: Sequence[Allotted]) -> bool:
+    """Return whether the specification or one of the files must be written again."""
+    files = (f"{place.directory}/{name}.json" for name in request_names(devices))
+    return not is_written(place.spec) or any(not os.path.isfile(file) or not os.path.getsize(file) for file in files)
+
+
 def write_metadata(place: MetadataPlace, claim: ClaimRef, devices: Sequence[Allotted], driver: str, pool: str) -> None:
     """Write the files of a claim and the CDI specification that mounts them.
 
@@ -90,10 +108,9 @@ def write_metadata(place: MetadataPlace, claim: ClaimRef, devices: Sequence[Allo
     entries = []
     with OsErrorAs(CdiError, "OCIGPU-CDI-8", f"write {place.directory}"):
         os.makedirs(place.directory, 0o755, exist_ok=True)
-        for request in dict.fromkeys(each.request for each in devices):
-            own = [each for each in devices if each.request == request]
-            name = request.partition("/")[0]
-            path = f"{place.directory}/{name}.json"
+        for name in request_names(devices):
+            own = [each for each in devices if each.request.partition("/")[0] == name]
+            request, path = own[0].request, f"{place.directory}/{name}.json"
             replace_path(path, make_metadata(claim, request, own, driver, pool, place.pod_claim), 0o644)
             mount = {
                 "hostPath": path,
@@ -111,7 +128,8 @@ def swept_metadata(directory: str, known: Collection[str]) -> list[MetadataPlace
         names = os.listdir(directory)
     except OSError:  # nothing was ever written
         return []
-    return [MetadataPlace("", f"{directory}/{name}") for name in sorted(names) if name not in known]
+    places = (MetadataPlace("", f"{directory}/{name}") for name in sorted(names) if name not in known)
+    return [place for place in places if stat.S_ISDIR(os.lstat(place.directory).st_mode)]
 
 
 def remove_metadata(place: MetadataPlace) -> None:

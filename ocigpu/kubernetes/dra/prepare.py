@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-from ocigpu.core.errors import HostError, OcigpuError
+from ocigpu.core.errors import HostError, OcigpuError, quoted
 from ocigpu.core.facts import HostFacts
 from ocigpu.gpus.tree import find_roots
 from ocigpu.kubernetes.dra.claims import (
@@ -27,7 +27,9 @@ from ocigpu.kubernetes.dra.devices import MigPlace, find_device, made_uuid
 from ocigpu.kubernetes.dra.metadata import (
     MetadataPlace,
     has_names,
+    is_lost,
     metadata_device,
+    metadata_place,
     pod_claim_name,
     remove_metadata,
     swept_metadata,
@@ -137,8 +139,8 @@ class Preparer:
             ),
             METADATA: ClaimEffect(
                 self._write_metadata,
-                lambda _record, step, _view: remove_metadata(MetadataPlace(**step)),
-                lambda _record, step, _view: not (is_written(step["spec"]) and os.path.isdir(step["directory"])),
+                lambda _record, step, _view: remove_metadata(metadata_place(step)),
+                lambda record, step, _view: is_lost(metadata_place(step), record.devices),
             ),
         }
         self.effects.update(effects or {})
@@ -180,7 +182,7 @@ class Preparer:
                 for step in record.steps:
                     try:
                         if step.effect == effect and record.done:
-                            self.effects[effect].do(record, step.arguments, self._node())
+                            self._effect(record, step).do(record, step.arguments, self._node())
                     except OcigpuError as error:
                         self._log("error", f"claim {record.claim}: {error.line}")
 
@@ -273,7 +275,7 @@ class Preparer:
             self._write(records, record)
             try:
                 for step in record.steps:
-                    self.effects[step.effect].do(record, step.arguments, self._node())
+                    self._effect(record, step).do(record, step.arguments, self._node())
             except BaseException:
                 self.undo_if_possible(records, record)
                 raise
@@ -282,6 +284,13 @@ class Preparer:
             names = ", ".join(each.device.name for each in allotted)
             self._log("info", f"claim {claim}: prepared: {names}", claim=claim.uid)
             return self._answer(record)
+
+    def _effect(self, record: ClaimRecord, step: ClaimStep) -> ClaimEffect:
+        """Return the effect of a step; raises HostError (OCIGPU-DRA-5) for one that a later version has written."""
+        if step.effect not in self.effects:
+            text = f"claim {record.claim}: its step {quoted(step.effect)} is of a later version of ocigpu"
+            raise HostError("OCIGPU-DRA-5", text, "Install that version again; it can give the claim back.")
+        return self.effects[step.effect]
 
     def _node(self) -> NodeView:
         view = self._view()
@@ -293,7 +302,7 @@ class Preparer:
         """Repeat the steps of a prepared claim whose effects are lost, and all steps after them."""
         lost = False
         for step in record.steps:
-            effect = self.effects[step.effect]
+            effect = self._effect(record, step)
             lost = lost or effect.lost(record, step.arguments, self._view())
             if lost:
                 effect.do(record, step.arguments, self._node())
@@ -335,7 +344,7 @@ class Preparer:
             uuid = made_uuid(device, view.node) if device.place else ""
             made = {"uuid": {"string": uuid}} if uuid else {}
             devices.append(each._replace(device=device._replace(attributes={**device.attributes, **made})))
-        write_metadata(MetadataPlace(**arguments), record.claim, devices, self.place.driver, self.place.pool)
+        write_metadata(metadata_place(arguments), record.claim, devices, self.place.driver, self.place.pool)
 
     def _path(self, claim: ClaimRef, family: str) -> str:
         if not claim.uid or not all(letter.isalnum() or letter == "-" for letter in claim.uid):
@@ -363,7 +372,7 @@ class Preparer:
     def _undo(self, records: Records, record: ClaimRecord) -> None:
         """Undo the steps of a claim, the last one first, and forget it."""
         while record.steps:
-            step, effect = record.steps[-1], self.effects[record.steps[-1].effect]
+            step, effect = record.steps[-1], self._effect(record, record.steps[-1])
             others = [one for one in records.values() if one.claim.uid != record.claim.uid]
             if not effect.shared or all(step not in one.steps for one in others):
                 effect.undo(record, step.arguments, self._view())
