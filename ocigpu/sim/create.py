@@ -79,7 +79,8 @@ def create_host(
     around the driver.  ``progress`` is called with one short line per step.
 
     Everything is made beside the directory and renamed into place, so a failure leaves nothing behind. The directory
-    must not exist or be empty. Raises OcigpuError (OCIGPU-SIM-1); needs a C compiler, and no privileges.
+    must not exist or be empty. Raises OcigpuError (OCIGPU-SIM-1); needs a C compiler or the
+    prebuilt libraries of a wheel or package, and no privileges.
     """
     if faults:
         from ocigpu.sim.faults import check_names  # here: most hosts have none

@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from ocigpu.system.programs import run_program
 
 SOURCES = Path(__file__).parent
 PREBUILT = SOURCES / "prebuilt"
-"""What a wheel brings: a directory for each type of machine, with what :func:`compile_few` makes."""
+"""What a wheel brings: a directory for each type of machine, with what :func:`compile_few` makes of all sources."""
 _MACHINES = ("x86_64", "aarch64")
 COMPILE_SECONDS = 600
 COMPILER_HINT = "apt-get install gcc libc6-dev"
@@ -32,6 +32,10 @@ _VERSION = re.compile(r"(_v\d+|V)$")
 _FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-O0", "-U_FORTIFY_SOURCE"]  # compiling takes most of making a host
 _ANSWERING = ("nvml", "cuda", "nvfm")
 """Sources of the libraries that answer, and so have a table."""
+_BLANK = {"blank": (), "tls": ("-DWITH_ABI_NOTE",)}
+"""Sources of the others, with the flags to compile blank.c."""
+_ANY_SONAME = b"ocigpu-any-soname".ljust(128, b"-")
+"""SONAME of a prebuilt library of those: a host's libraries have their own there."""
 _LIBRARY_FLAGS = [*_FLAGS, "-fPIC", "-fno-stack-protector", "-fvisibility=hidden"]
 
 
@@ -81,7 +85,7 @@ class Compiler:
     """The machine's C compiler; everything it makes on the way lies in ``scratch``."""
 
     def __init__(self, scratch: Path, name: str = "") -> None:
-        path = shutil.which(name) if name else shutil.which("gcc") or shutil.which("cc")
+        path = shutil.which(name) if name else find_compiler()
         if path is None:
             raise sim_error("no C compiler: gcc or cc is needed to make the libraries", COMPILER_HINT)
         self.path = path
@@ -117,50 +121,101 @@ class Compiler:
         return self.run("-shared", "-nostdlib", f"-Wl,-soname,{soname}", "-o", target, item, *extra)
 
 
-def build(root: Path, table: bytes, driver_version: str, model: Model, *, compat32: bool) -> Built:
-    """Compile every library and program of a model's driver below ``root`` and make the links beside them.
+def find_compiler() -> str | None:
+    """Return the path of this machine's C compiler, None without one."""
+    return shutil.which("gcc") or shutil.which("cc")
 
-    ``table``: of ocigpu.sim.table, filled in. Raises OcigpuError (OCIGPU-SIM-1) when the compiler is missing or fails.
-    32-bit libraries and static linking are left out, with a note, where the compiler cannot make them.
+
+def build(root: Path, table: bytes, driver_version: str, model: Model, *, compat32: bool) -> Built:
+    """Make every library and program of a model's driver below ``root``, and the links beside them.
+
+    They are compiled; without a compiler they are the prebuilt ones of a wheel or package.  ``table``: of
+    ocigpu.sim.table, filled in.  Raises OcigpuError (OCIGPU-SIM-1) when the compiler fails, or both are missing. 32-bit
+    libraries and static linking are left out, with a note, where the compiler cannot make them.
     """
-    scratch = root / ".build"
-    scratch.mkdir()
-    compiler = Compiler(scratch)
+    tables = read_tables()["tegra-built" if model.tegra else "built"]
     wanted = [library for library in LIBRARIES if model.fabric or not library.fabric]
     if model.tegra:
-        wanted = [LibrarySource(**table) for table in read_tables()["tegra-built"]["libraries"]]
-    names = read_tables()["tegra-built" if model.tegra else "built"]["programs"]
-    if model.fabric:
-        names = [*names, *read_tables()["built"]["fabric-programs"]]
+        wanted = [LibrarySource(**library) for library in tables["libraries"]]
+    names = tables["programs"] + (read_tables()["built"]["fabric-programs"] if model.fabric else [])
+    target, ready = root / "usr/lib" / library_triplet(), PREBUILT / platform.machine()
     notes: list[str] = []
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        programs = pool.submit(_build_programs, compiler, root, table, names, notes)
-        objects = {
-            "blank": compiler.object("blank", "blank.c"),
-            "tls": compiler.object("tls", "blank.c", "-DWITH_ABI_NOTE"),
-            "nvml": compiler.object("nvml", "nvml.c"),
-            "cuda": compiler.object("cuda", "cuda.c"),
-            "nvfm": compiler.object("nvfm", "nvfm.c"),
-        }
-        stub = _libc_stub(compiler, objects["blank"], "libc64")
-        target = root / "usr/lib" / library_triplet()
-        failures = list(
-            pool.map(lambda item: _link(compiler, target, item, driver_version, objects[item.source], stub), wanted)
-        )
-        for failure in filter(None, failures):
-            _succeed(f"link {failure}")
-        binaries = programs.result()
+    if ready.is_dir() and not find_compiler():
+        _place_all(ready, root, target, wanted, driver_version, names[0])
+        notes += ["no 32-bit libraries: no C compiler"] * compat32
+        count_32 = 0
+    else:
+        count_32 = _compile_all(root, target, wanted, driver_version, names[0], notes, compat32)
+    program = root / "usr/bin" / names[0]
+    fill_table(program, table)
+    for name in names[1:]:
+        program.with_name(name).hardlink_to(program)
     for library in wanted:
         if library.source in _ANSWERING:
             fill_table(target / library.directory / library.names(driver_version)[0], table)
-    count_32 = _build_32(compiler, root, driver_version, notes) if compat32 else 0
     if not model.tegra:
         gbm = target / "gbm"
         gbm.mkdir(exist_ok=True)
         (gbm / "nvidia-drm_gbm.so").symlink_to("../libnvidia-allocator.so.1")
-    shutil.rmtree(scratch)
     paths = (f"/{target.relative_to(root)}/{one.directory}/{one.names(driver_version)[0]}" for one in wanted)
-    return Built(len(wanted), count_32, binaries, tuple(notes), tuple(paths))
+    return Built(len(wanted), count_32, tuple(names), tuple(notes), tuple(paths))
+
+
+def _compile_all(
+    root: Path,
+    target: Path,
+    wanted: Sequence[LibrarySource],
+    version: str,
+    program: str,
+    notes: list[str],
+    compat32: bool,
+) -> int:
+    """Compile libraries and nvidia-smi, without tables; returns the number of 32-bit libraries."""
+    scratch = root / ".build"
+    scratch.mkdir()
+    compiler = Compiler(scratch)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        static = pool.submit(_compile_program, compiler, root / "usr/bin" / program)
+        objects = {
+            **{name: compiler.object(name, "blank.c", *flags) for name, flags in _BLANK.items()},
+            **{source: compiler.object(source, f"{source}.c") for source in _ANSWERING},
+        }
+        stub = _libc_stub(compiler, objects["blank"], "libc64")
+        failures = list(
+            pool.map(lambda item: _link(compiler, target, item, version, objects[item.source], stub), wanted)
+        )
+        for failure in filter(None, failures):
+            _succeed(f"link {failure}")
+        if not static.result():
+            notes.append("nvidia-smi is linked dynamically: there is no static libc, so it needs a glibc image")
+    count_32 = _build_32(compiler, root, version, notes) if compat32 else 0
+    shutil.rmtree(scratch)
+    return count_32
+
+
+def _place_all(
+    ready: Path, root: Path, target: Path, wanted: Sequence[LibrarySource], version: str, program: str
+) -> None:
+    """Put the prebuilt libraries and nvidia-smi below ``root``, without tables; a blank library gets its SONAME."""
+    for library in wanted:
+        file, links = library.names(version)
+        soname = next(iter(links)).encode()
+        content = (ready / f"{_prebuilt_name(library.source)}.so").read_bytes()
+        if len(soname) > len(_ANY_SONAME):
+            raise sim_error(f"driver version {version}: longer than a prebuilt library has room for", COMPILER_HINT)
+        place = target / library.directory / file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content.replace(_ANY_SONAME, soname.ljust(len(_ANY_SONAME), b"\0")))
+        place.chmod(0o755)
+        _link_names(place, links)
+    (root / "usr/bin").mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ready / program, root / "usr/bin" / program)
+    (root / "usr/bin" / program).chmod(0o755)
+
+
+def _prebuilt_name(source: str) -> str:
+    """Return the name of a source's prebuilt library: that of its only library, or the source's."""
+    return next((one.name for one in LIBRARIES if one.source == source), source) if source in _ANSWERING else source
 
 
 def place_few(root: Path, table: bytes, driver_version: str, sources: Sequence[str] = _ANSWERING) -> Built:
@@ -200,10 +255,17 @@ def place_few(root: Path, table: bytes, driver_version: str, sources: Sequence[s
 
 
 def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str] = _ANSWERING) -> None:
-    """Compile into ``directory`` what :func:`place_few` takes, with empty tables; "" is this machine's compiler."""
+    """Compile into ``directory`` what :func:`place_few` and :func:`build` take, with empty tables and no SONAMEs.
+
+    ``compiler_name``: "" is this machine's.  ``sources``: with "nvml" come nvidia-smi and the blank libraries.
+    """
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         compiler = Compiler(Path(scratch), compiler_name)
-        stub = _libc_stub(compiler, compiler.object("blank", "blank.c"), "libc64")
+        blank = {name: compiler.object(name, "blank.c", *flags) for name, flags in _BLANK.items()}
+        stub = _libc_stub(compiler, blank["blank"], "libc64")
+        for name, item in blank.items() if "nvml" in sources else ():
+            failure = compiler.link(directory / f"{name}.so", _ANY_SONAME.decode(), item, "-s", *stub)
+            _succeed(failure and f"link {name}: {failure}")
         for library in (library for library in LIBRARIES if library.source in sources):
             item = compiler.object(library.source, f"{library.source}.c")
             soname = next(iter(library.names("")[1]))
@@ -256,9 +318,13 @@ def _link(
     if failure:
         return f"{file}: {failure}"
     (directory / file).chmod(0o755)
-    for name in links.keys() - {file}:
-        (directory / name).symlink_to(links[name])
+    _link_names(directory / file, links)
     return ""
+
+
+def _link_names(library: Path, links: Mapping[str, str]) -> None:
+    for name in links.keys() - {library.name}:
+        library.with_name(name).symlink_to(links[name])
 
 
 def _build_32(compiler: Compiler, root: Path, version: str, notes: list[str]) -> int:
@@ -269,7 +335,7 @@ def _build_32(compiler: Compiler, root: Path, version: str, notes: list[str]) ->
     try:
         if platform.machine() != "x86_64":
             raise sim_error(f"not on {platform.machine()}")
-        for name, flags in (("blank", ()), ("tls", ("-DWITH_ABI_NOTE",))):
+        for name, flags in _BLANK.items():
             _succeed(compiler.run(*_LIBRARY_FLAGS, *flags, "-m32", "-c", SOURCES / "blank.c", "-o", items[name]))
         stub = _libc_stub(compiler, items["blank"], "libc32", "-m32")
         for library in libraries:
@@ -287,23 +353,9 @@ def _succeed(failure: str) -> None:
         raise sim_error(failure, DISK_HINT if os.strerror(errno.ENOSPC) in failure else COMPILER_HINT)
 
 
-def _build_programs(
-    compiler: Compiler, root: Path, table: bytes, names: Sequence[str], notes: list[str]
-) -> tuple[str, ...]:
-    """Compile nvidia-smi, the first of these names, statically where possible, and give it the others."""
-    directory = root / "usr/bin"
-    directory.mkdir(parents=True, exist_ok=True)
-    program = directory / names[0]
-    if not _compile_program(compiler, program):
-        notes.append("nvidia-smi is linked dynamically: there is no static libc, so it needs a glibc image")
-    fill_table(program, table)
-    for name in names[1:]:
-        (directory / name).hardlink_to(program)
-    return tuple(names)
-
-
 def _compile_program(compiler: Compiler, program: Path) -> bool:
-    """Compile nvidia-smi; return whether it is static."""
+    """Compile nvidia-smi, statically where possible; return whether it is."""
+    program.parent.mkdir(parents=True, exist_ok=True)
     arguments: list[str | Path] = [*_FLAGS, f"-I{compiler.scratch}", "-s", SOURCES / "smi.c", "-o", program]
     static = not compiler.run("-static", *arguments)
     if not static:

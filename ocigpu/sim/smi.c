@@ -1,8 +1,9 @@
 /* The programs of a simulated host: nvidia-smi, and five that only say what they are (told apart by their name).
  *
  * Linked statically, so that it runs in any image.  It contains the simulated NVML: what it prints is what other
- * programs get, of GPUs whose node it can open.  It says that they are simulated, on stderr where programs read stdout (not there
- * with OCIGPU_SIM_QUIET, which "ocigpu sim exec -q" sets).  What is printed has the layout that users and test data of parsers (telegraf, nvidia_gpu_exporter) show.
+ * programs get, of GPUs whose node it can open.  It says that they are simulated: on stderr where programs read stdout,
+ * unless OCIGPU_SIM_QUIET is set ("ocigpu sim exec -q").  What is printed has the layout that users and test data of
+ * parsers (telegraf, nvidia_gpu_exporter) show.
  */
 #include "nvml.c"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ocigpu.sim import libraries
 from ocigpu.sim.create import create_host
 from ocigpu.sim.libraries import library_triplet
 
@@ -19,6 +20,14 @@ def sim_host(session_directory: Path) -> Path:
     """Four H100s; the first is cut into three MIG devices, the second is in MIG mode and not cut."""
     directory = session_directory / "simulated host"  # the space is meant
     create_host(str(directory), 4, "h100", ["0:1g.10gb,1g.10gb,3g.40gb", "1:"])
+    return directory
+
+
+@pytest.fixture(scope="session")
+def prebuilt(session_directory: Path) -> Path:
+    """What a wheel brings: made once, as the tests make many hosts."""
+    directory = session_directory / "prebuilt"
+    assert os.uname().machine in libraries.prebuild(directory, native=True)
     return directory
 
 

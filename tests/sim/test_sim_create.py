@@ -14,6 +14,7 @@ from support.process import run
 from support.product import PublicCopy
 
 from ocigpu.core.errors import OcigpuError
+from ocigpu.sim import libraries
 from ocigpu.sim.create import create_host, render_config
 from ocigpu.sim.libraries import LIBRARIES, library_triplet
 from ocigpu.sim.made import describe_host
@@ -352,6 +353,31 @@ def test_a_full_disk_is_not_taken_for_a_missing_compiler(tmp_path: Path) -> None
 
 
 @pytest.mark.rest
+@pytest.mark.parametrize("model", ["h100", pytest.param("orin", marks=pytest.mark.rest)])
+def test_prebuilt_libraries_make_a_whole_host_without_a_compiler(
+    tmp_path: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    compiled, placed = tmp_path / "compiled", tmp_path / "placed"
+    create_host(str(compiled), 1, model, compat32=False)
+    monkeypatch.setattr(libraries, "PREBUILT", prebuilt)
+    monkeypatch.setattr(libraries, "find_compiler", lambda: None)
+    create_host(str(placed), 1, model)
+
+    def shown(host: Path) -> dict[str, object]:
+        found = {path.relative_to(host): path for path in everything_below(host / "usr")}
+        return {
+            str(name): path.readlink() if path.is_symlink() else read_dynamic(path) if ".so" in path.name else ""
+            for name, path in found.items()
+        }
+
+    assert shown(placed) == shown(compiled)
+    cache = "etc/ld.so.cache"
+    assert (placed / cache).read_bytes() == (compiled / cache).read_bytes()
+    notes = describe_host(str(placed))["notes"]
+    assert notes == describe_host(str(compiled))["notes"] + ["no 32-bit libraries: no C compiler"] * (model == "h100")
+    assert run([placed / "usr/bin/nvidia-smi", "-L"]).stdout == run([compiled / "usr/bin/nvidia-smi", "-L"]).stdout
+
+
 def test_machine_without_32_bit_or_static_linking_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     compiler = tmp_path / "bin/gcc"

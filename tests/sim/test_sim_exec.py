@@ -59,14 +59,6 @@ def sim_exec(*words: str, **variables: str) -> Completed:
     return run([OCIGPU, "sim", "exec", *words], env={**os.environ, **variables}, check=False)
 
 
-@pytest.fixture(scope="session")
-def prebuilt(session_directory: Path) -> Path:
-    """What a wheel brings: made once, as the tests make many hosts."""
-    directory = session_directory / "prebuilt"
-    assert os.uname().machine in libraries.prebuild(directory)
-    return directory
-
-
 @pytest.mark.parametrize("model", one_in(4, (key for key, model in MODELS.items() if model.vendor == NVIDIA)))
 def test_nvml_cuda_and_nvidia_smi_see_every_model(
     tmp_path: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch, model: str

@@ -353,6 +353,14 @@ def test_links_and_access_between_gpus_are_shown(sim_host: Path, busy: Path) -> 
     ]
 
 
+@pytest.mark.rest
+def test_geforce_boards_do_not_reach_each_others_memory(
+    tmp_path: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libraries, "PREBUILT", prebuilt)
+    assert smi(make_few(tmp_path / "host", 2, "rtx4090"), "topo", "-p2p", "w").splitlines()[2] == " GPU1\tCNS\tX"
+
+
 def matrix(host: Path, *words: str) -> list[list[str]]:
     return [line.split("\t") for line in smi(host, "topo", *words).split("\n\n")[0].splitlines()]
 
