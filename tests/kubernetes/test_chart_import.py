@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,24 @@ import yaml
 from deployment_lab import CHART, Object, containers, objects, of_kind
 from hypothesis import given
 from hypothesis import strategies as st
+from support.product import REPOSITORY
 from support.products import one_in
 
 from ocigpu.cli.front.main import main
 from ocigpu.cli.settings import charts
-from ocigpu.cli.settings.charts import CHARTS, EMPTY, NONE, TAKEN, UNKNOWN, UNNEEDED, ValuesImport, import_values
+from ocigpu.cli.settings.charts import (
+    CHARTS,
+    EMPTY,
+    NONE,
+    REFUSED,
+    TAKEN,
+    UNKNOWN,
+    UNNEEDED,
+    ValuesImport,
+    import_values,
+)
 from ocigpu.core.errors import SettingsError
+from ocigpu.core.settings import find_problems
 
 Run = tuple[int, str, str]
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -101,15 +114,13 @@ def test_no_key_of_the_table_is_missing_in_the_charts() -> None:
     commented = {
         "gpu-operator": "hostPaths.kubeletRootDir daemonsets.nodeSelector cdi.default devicePlugin.env. toolkit.env."
         " dcgmExporter.env. dcgmExporter.args dcgmExporter.hpcJobMapping dcgmExporter.podLabelAllowlistRegex"
-        " dcgmExporter.config. dcgmExporter.serviceMonitor. dcgmExporter.imagePullSecrets draDriver. global USER"
-        " COMPUTED",
+        " dcgmExporter.config. dcgmExporter.serviceMonitor. dcgmExporter.imagePullSecrets draDriver. global",
         "device-plugin": "devicePlugin.enableHostNetwork gfd.enableHostNetwork mps.enableHostNetwork podLabels"
-        " updateStrategy.rollingUpdate global USER COMPUTED",
-        "gfd": "namespaceOverride podLabels updateStrategy.rollingUpdate global USER COMPUTED",
-        "dcgm-exporter": "customMetrics updateStrategy. selectorLabelsOverride allowDefaultNamespace extraEnv. global"
-        " USER COMPUTED",
+        " updateStrategy.rollingUpdate global",
+        "gfd": "namespaceOverride podLabels updateStrategy.rollingUpdate global",
+        "dcgm-exporter": "customMetrics updateStrategy. selectorLabelsOverride allowDefaultNamespace extraEnv. global",
         "dra-driver": "runtimeClassName kubeletPlugin.podLabels kubeletPlugin.securityContext kubeletPlugin.resources"
-        " featureGates. global USER COMPUTED",
+        " featureGates. global",
     }
     for chart, rows in CHARTS.items():
         known = charts.ValuesFile(DEFAULTS[chart])
@@ -137,7 +148,6 @@ def test_an_operators_values_of_a_fleet() -> None:
     }
     config = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
     result = take({
-        "USER-SUPPLIED VALUES": None,
         "driver": {"enabled": False},
         "mig": {"strategy": "mixed"},
         "daemonsets": {
@@ -168,7 +178,8 @@ def test_an_operators_values_of_a_fleet() -> None:
     words = became(result)
     assert words["daemonsets.lables"] == UNKNOWN
     assert words["devicePlugin.env.NODE_NAME"] == UNNEEDED
-    assert words["devicePlugin.env.DEVICE_ID_STRATEGY"] == NONE
+    assert words["devicePlugin.env.DEVICE_ID_STRATEGY"] == REFUSED
+    assert words["toolkit.env.HTTPS_PROXY"] == UNNEEDED, "no program here connects through a proxy"
     (left,) = [entry.remark for entry in result.entries if entry.key == "dcgmExporter.args"]
     assert left.startswith("without -r host:5555: ")
     values = result.values
@@ -193,7 +204,7 @@ def test_an_operators_values_of_a_fleet() -> None:
         assert template["spec"].get("hostNetwork") == (True if "device-plugin" in each["metadata"]["name"] else None)
     installer = pods["ocigpu-node-installer"]["spec"]["template"]["spec"]["containers"][0]
     assert {f"--engine-config={config}", "--default"} <= set(installer["args"])
-    assert {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"} in installer["env"]
+    assert [each["name"] for each in installer["env"]] == ["NODE_NAME"]
     exporter = pods["ocigpu-exporter"]["spec"]["template"]
     assert exporter["metadata"]["annotations"] == {"a": "b", "linkerd.io/inject": "1"}
     assert exporter["spec"]["containers"][0]["args"][-1] == "-n"
@@ -224,7 +235,8 @@ def test_the_device_plugins_and_the_exporters_values_together() -> None:
     exporter = {
         "arguments": ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv", "--collect-interval", "5000"],
         "tolerations": [{"key": "x", "operator": "Exists"}], "hostNetwork": True, "priorityClassName": "low",
-        "podLabels": {"a": "b"}, "extraEnv": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        "podLabels": {"a": "b"},
+        "extraEnv": [{"name": "DCGM_EXPORTER_DEBUG", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "service": {"port": 9500, "type": "NodePort"}, "nodeSelector": {"disk": "ssd"},
         "serviceMonitor": {"interval": "1m", "metricRelabelings": [{"action": "drop", "regex": "x"}]},
         "imagePullSecrets": [{"name": "quay"}], "tlsServerConfig": {"enabled": True},
@@ -257,7 +269,7 @@ def test_the_device_plugins_and_the_exporters_values_together() -> None:
     pod = pods["gpus-exporter"]["spec"]["template"]["spec"]
     assert (pod["priorityClassName"], pod["hostNetwork"], pod["dnsPolicy"]) == ("low", True, "ClusterFirstWithHostNet")
     assert pod["tolerations"] == [{"key": "x", "operator": "Exists"}]
-    assert pod["containers"][0]["env"][-1]["name"] == "A"
+    assert pod["containers"][0]["env"][-1]["name"] == "DCGM_EXPORTER_DEBUG"
     assert pod["containers"][0]["ports"][0]["containerPort"] == 9500
 
 
@@ -319,6 +331,12 @@ def test_a_dra_drivers_values() -> None:
         ("dcgm-exporter", {"imagePullSecrets": [1]}, "imagePullSecrets", "not the name of a secret"),
         ("gpu-operator", {"migManager": {"config": {"data": {"config.yaml": "x"}}}}, "migManager.config.data", "mig"),
         ("gpu-operator", {"devicePlugin": {"config": {"data": {"a": ""}}}}, "devicePlugin.config.data", "ignores"),
+        (
+            "gpu-operator",
+            {"devicePlugin": {"env": [{"name": "NVIDIA_IMEX_CHANNELS", "value": "0"}]}},
+            "devicePlugin.env.NVIDIA_IMEX_CHANNELS",
+            "more rights",
+        ),
     ],
 )  # fmt: skip
 def test_what_our_programs_would_refuse_is_not_taken_over(
@@ -326,9 +344,144 @@ def test_what_our_programs_would_refuse_is_not_taken_over(
 ) -> None:
     result = take(values, chart)
     (entry,) = [entry for entry in result.entries if entry.key == key]
-    assert entry.became == NONE
+    refusals = (
+        "at most 30",
+        "none of its keys is known",
+        "shout",
+        "sleep-interval",
+        "unknown metric",
+        "mig",
+        "more rights",
+    )
+    assert entry.became == (REFUSED if reason in refusals else NONE)
     assert reason in entry.remark
     VALIDATOR.validate(result.values)
+
+
+HARDENED = {
+    "toolkit": {"env": [
+        {"name": "ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED", "value": "False"},
+        {"name": "ACCEPT_NVIDIA_VISIBLE_DEVICES_AS_VOLUME_MOUNTS", "value": "true"},
+        {"name": "NVIDIA_CONTAINER_RUNTIME_LOG_LEVEL", "value": "trace"},
+        {"name": "NVIDIA_CONTAINER_RUNTIME_MODE", "value": "auto"},
+        {"name": "CONTAINERD_SOKET", "value": "/run/k3s/containerd/containerd.sock"},
+        {"name": "CONTAINERD_RUNTIME_CLASS", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ]},
+    "devicePlugin": {"env": [
+        {"name": "DEVICE_LIST_STRATEGY", "value": "volume-mounts"},
+        {"name": "FOO_BAR", "value": "1"},
+        {"name": "PASS_DEVICE_SPEC", "value": "true"},
+        {"name": "FAIL_ON_INIT_ERROR", "value": "true"},
+        {"name": "FAIL_ON_INIT_ERROR", "value": "false"},
+    ]},
+    "dcgmExporter": {"env": [{"name": "DCGM_EXPORTER_LISTEN", "value": ":9500"}]},
+    "migManager": {"env": [{"name": "WITH_REBOOT", "value": "true"}]},
+}  # fmt: skip
+
+
+def test_settings_of_the_runtime_are_for_each_node_and_variables_that_nobody_reads_are_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hardening that the operator's documentation describes."""
+    result = take(HARDENED, "gpu-operator")
+    found = {entry.key: (entry.became, entry.remark) for entry in result.entries if entry.remark}
+    off = "accept-nvidia-visible-devices-envvar-when-unprivileged = false"
+    node_lines = (
+        off,
+        "accept-nvidia-visible-devices-as-volume-mounts = true",
+        "[runtime]",
+        'log-level = "debug"',
+    )
+    assert result.node_lines == node_lines
+    assert find_problems(tomllib.loads("\n".join(node_lines))) == []
+    became_, remark = found["toolkit.env.ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED"]
+    assert (became_, remark.startswith(f"{off} in each node's /etc/ocigpu/config.toml")) == (NONE, True)
+    assert found["toolkit.env.NVIDIA_CONTAINER_RUNTIME_MODE"] == (UNNEEDED, "the same here")
+    assert found["toolkit.env.CONTAINERD_RUNTIME_CLASS"] == (NONE, "its value is not in this file")
+    for key, near in (
+        ("toolkit.env.CONTAINERD_SOKET", ": CONTAINERD_SOCKET was meant?"),
+        ("devicePlugin.env.FOO_BAR", "devicePlugin reads no such variable"),
+        ("devicePlugin.env.PASS_DEVICE_SPEC", ": PASS_DEVICE_SPECS was meant?"),
+    ):
+        assert found[key][0] == UNKNOWN
+        assert found[key][1].endswith(near)
+    assert "docs/KUBERNETES.md" in found["devicePlugin.env.DEVICE_LIST_STRATEGY"][1]
+    twice = [entry.became for entry in result.entries if entry.key == "devicePlugin.env.FAIL_ON_INIT_ERROR"]
+    assert twice == [TAKEN, REFUSED]
+    values = result.values
+    assert "extraEnv" not in values["nodeInstaller"]
+    assert values["devicePlugin"]["extraEnv"] == [{"name": "FAIL_ON_INIT_ERROR", "value": "true"}]
+    assert values["migManager"]["extraEnv"] == [{"name": "WITH_REBOOT", "value": "true"}]
+    assert values["exporter"]["port"] == 9500
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps(HARDENED))
+    assert main(["chart", "import", str(file), "--from", "gpu-operator"]) == 0
+    out, err = capsys.readouterr()
+    assert "".join(f"      {line}\n" for line in node_lines) in err
+    assert "".join(f"#   {line}\n" for line in node_lines) in out
+
+
+TOOLKIT = [key for key, row in CHARTS["gpu-operator"].items() if row.how == "node-setting"]
+
+
+@pytest.mark.parametrize("key", one_in(5, TOOLKIT))
+def test_every_setting_of_the_toolkit_is_a_key_of_its_file(key: str) -> None:
+    row = CHARTS["gpu-operator"][key]
+    for value in ("true", "auto", "debug", "/a", "a/b", "", "\n]", "\ud800", "x" * (1 << 19)):
+        with pytest.raises((charts.NoCounterpartError, charts.UnneededError)):
+            charts.CONVERTERS[row.how](row, value, charts.ValuesFile({}))
+
+
+def test_a_programs_own_terms_do_not_admit_nodes_without_the_label_of_the_tutorial() -> None:
+    page = (REPOSITORY / "docs/tutorials/from-gpu-operator.md").read_text()
+    canary = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    term = {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["a100"]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    exporter = {
+        "affinity": affinity,
+        "nodeSelector": {"disk": "ssd"},
+        "customMetrics": "DCGM_FI_DEV_GPU_TEMP, gauge, x",
+    }
+    operator = {"toolkit": {"enabled": True}, "migManager": {"enabled": True}}
+    given = [("a", json.dumps(operator).encode()), ("b", json.dumps(exporter).encode())]
+    values = import_values(given).values
+    assert values["exporter"]["nodeSelectorTerms"] == [term]
+    more: dict[str, Any] = {"leases": {"enabled": True, "check": "true"}, "amd": True}
+    values = values | more | {"mps": {**values.get("mps", {}), "enabled": True}} | canary
+    pods = list(containers(objects(values)))
+    assert {container["name"] for _, container in pods} >= {
+        "exporter",
+        "node-installer",
+        "mig-manager",
+        "device-plugin",
+    }
+    for pod, _ in pods:
+        assert pod["nodeSelector"]["gpu-stack"] == "ocigpu"
+    assert [pod["nodeSelector"] for pod, container in pods if container["name"] == "exporter"] == [
+        {"gpu-stack": "ocigpu", "disk": "ssd"}
+    ]
+
+
+@pytest.mark.parametrize("text", [b"USER-SUPPLIED VALUES:\nnull\n", b"COMPUTED VALUES:\r\n{}\r\n", b"null\n", b""])
+def test_an_operator_with_default_values_is_imported_if_its_chart_is_named(text: bytes) -> None:
+    with pytest.raises(SettingsError, match="x: no values") as caught:
+        import_values([("x", text)])
+    assert "--from: gpu-operator" in str(caught.value.hint)
+    assert import_values([("x", text)], "gpu-operator").values["nodeInstaller"] == {"enabled": True}
+
+
+def test_the_heading_of_helm_is_no_key() -> None:
+    result = import_values([("x", b"USER-SUPPLIED VALUES:\narguments: [-n]\n")])
+    assert result.charts == (("x", "dcgm-exporter"),)
+    with pytest.raises(SettingsError, match="line 4"):
+        import_values([("x", b"USER-SUPPLIED VALUES:\na: 1\nb: [\n")])
+
+
+def test_a_row_for_a_key_and_those_below_it_is_there_once() -> None:
+    result = take({"sandboxWorkloads": {"enabled": True, "mode": "kubevirt"}, "driver": {"version": "1", "image": "x"}})
+    rows = [entry.key for entry in charts.grouped(result.entries)]
+    assert {"sandboxWorkloads.enabled", "sandboxWorkloads.mode", "driver.*"} <= set(rows)
+    assert len(rows) == len(set(rows))
 
 
 # --- hostile files
@@ -353,6 +506,7 @@ def test_what_our_programs_would_refuse_is_not_taken_over(
         (b"devicePlugin: {enabled: 'yes'}\nmig: {strategy: most}\n", 'expected true or false, found "yes"; '),
         (b"devicePlugin: 5\ntoolkit: {enabled: true}\n", "devicePlugin"),
         (b"toolkit: {env: [{name: 'A=B', value: x}]}\n", "a list of variables"),
+        (b"daemonsets: {labels: {a: 'x', x: yes}}\n", "daemonsets.labels: expected a mapping of texts, and x is true"),
         (b"hostPaths: {kubeletRootDir: '/a: b'}\n", 'expected an absolute path, found "/a: b"'),
         (b"daemonsets: {priorityClassName: 'x # y'}\n", "expected the name of an object"),
     ],
@@ -472,7 +626,10 @@ def test_the_tables_values_are_values_of_our_chart() -> None:
 
 def test_what_the_chart_keeps_for_itself_is_what_its_schema_refuses() -> None:
     definitions = SCHEMA["definitions"]
-    assert set(definitions["extraEnv"]["items"]["properties"]["name"]["not"]["enum"]) == charts.OWN_VARIABLES
+    assert (
+        set(definitions["extraEnv"]["items"]["properties"]["name"]["not"]["enum"])
+        == charts.OWN_VARIABLES | charts.RIGHTS
+    )
     assert set(definitions["podLabels"]["propertyNames"]["not"]["enum"]) == charts.OWN_LABELS
     files = SCHEMA["properties"]["config"]["properties"]["files"]["propertyNames"]["pattern"]
     assert files == f"^{charts.FILE_NAME.pattern}$"

@@ -24,6 +24,7 @@ from ocigpu.kubernetes.labels.program import find_place, publish, withdraw
 from ocigpu.kubernetes.mig import manager as mig_manager
 from ocigpu.kubernetes.mps.daemon import check_size
 from ocigpu.kubernetes.node.config import (
+    OPTIONS,
     CommandInput,
     PluginOptions,
     parse_config_file,
@@ -478,7 +479,10 @@ WRONG: list[dict[str, Any]] = [
     {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}},
     {"podLabels": {"app.kubernetes.io/component": "x"}},
     {"extraEnv": [{"name": "NODE_NAME", "value": "x"}]},
+    {"exporter": {"extraEnv": [{"name": "NVIDIA_MIG_CONFIG_DEVICES", "value": "all"}]}},
     {"hostNetwork": "yes"},
+    {"devicePlugin": {"deviceListStrategy": "envar"}},
+    {"devicePlugin": {"deviceListStrategy": "envvar;cdi-cri"}},
     {"exporter": {"serviceMonitorInterval": "often"}},
     {"devicePlugin": {"podLabels": {"ocigpu/config": "x"}}},
 ]
@@ -519,6 +523,29 @@ def test_the_command_says_what_to_install_where_there_is_no_helm(tmp_path: Path)
 def test_a_configuration_without_default_is_refused() -> None:
     with pytest.raises(RENDERER.ChartError, match=r"at '/config/files': missing property 'default'"):
         objects({"config": {"files": {"default": None, "other": ""}}})
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    one_in(3, [
+        ({"config": {"files": {"b": "version: v2\n"}}}, "config.files.b: version v2: only v1 is known"),
+        ({"config": {"files": {"b": "version: 1\n"}}}, "config.files.b: version 1: only v1 is known"),
+        ({"config": {"files": {"b": "- 1\n"}}}, "config.files.b: not a mapping in YAML"),
+        ({"extraEnv": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "extraEnv contains A twice"),
+        ({"exporter": {"extraEnv": [{"name": "A"}, {"name": "A"}]}}, "extraEnv contains A twice"),
+    ]),
+)  # fmt: skip
+def test_what_a_schema_cannot_say_is_refused_too(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(RENDERER.ChartError, match=re.escape(why)):
+        RENDERER.render(values)
+
+
+def test_strategies_are_those_of_the_program() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["devicePlugin"]["properties"]
+    pattern = re.compile(schema["deviceListStrategy"]["pattern"])
+    (option,) = [option for option in OPTIONS if option.name == "device_list_strategy"]
+    assert set(option.choices) == set(re.findall("[a-z]+(?:-[a-z]+)?", pattern.pattern))
+    assert all(map(pattern.search, [*option.choices, "envvar, cdi-cri", "envvar,volume-mounts,"]))
 
 
 def test_the_plain_manifests_are_those_of_the_chart() -> None:

@@ -11,7 +11,7 @@ from ocigpu.core.errors import OsErrorAs, SettingsError, printable
 
 
 def import_command(files: list[str], from_: str = "", output: str = "-", force: bool = False) -> "show.Answer":
-    with needing("ocigpu chart needs PyYAML and pydantic"):
+    with needing("ocigpu chart needs PyYAML, pydantic and tomlkit"):
         from ocigpu.cli.settings import charts
     if from_:
         check_one_of("--from", from_, tuple(charts.CHARTS))
@@ -42,6 +42,7 @@ def import_command(files: list[str], from_: str = "", output: str = "-", force: 
             for entry in result.entries
         ],
         "notes": list(result.notes),
+        "node_lines": list(result.node_lines),
         "text": text,
     }
     with contextlib.redirect_stdout(sys.stderr):
@@ -54,6 +55,9 @@ def import_command(files: list[str], from_: str = "", output: str = "-", force: 
         counts = {became: [entry.became for entry in result.entries].count(became) for became in charts.WORDS}
         print(", ".join(f"{count} {became}" for became, count in counts.items() if count) or "no keys")
         show.notes(result.notes)
+        if result.node_lines:
+            show.notes([f"each node's {charts.NODE_FILE} must contain these lines, and the chart does not write it:"])
+            print(*(f"      {line}" for line in result.node_lines), sep="\n")
     if output == "-":
         print(text, end="")
     else:

@@ -4,6 +4,7 @@ A values file comes from somebody else: it is read within limits of size, depth 
 checked before.  A test holds the result to the chart's own schema.
 """
 
+import functools
 import json
 import re
 import tomllib
@@ -14,22 +15,32 @@ from typing import Any, NamedTuple
 import yaml
 
 from ocigpu.cdi.yaml_child import RefusedError, build
+from ocigpu.cli.front.manual import read_page
+from ocigpu.cli.settings.vendor import VENDOR_KEYS, import_settings
 from ocigpu.core.errors import OcigpuError, SettingsError, find_near, printable, quoted
+from ocigpu.core.settings import KEYS, Key
+from ocigpu.core.toml import render_settings, toml_value
 from ocigpu.core.vendors import VENDORS
-from ocigpu.system.options import shown
+from ocigpu.system.options import Option, shown
 
 CODE = "OCIGPU-KUBE-9"
 MAX_BYTES = 1 << 20
 """As much as Helm stores of a release."""
 MAX_PROBLEMS = 8
-WORDS = TAKEN, NONE, UNNEEDED, UNKNOWN, EMPTY = "taken over", "no counterpart", "not needed", "unknown key", "not set"
+TAKEN, NONE, REFUSED, UNNEEDED = "taken over", "no counterpart", "refused", "not needed"
+UNKNOWN, EMPTY = "unknown key", "not set"
+WORDS = TAKEN, NONE, REFUSED, UNNEEDED, UNKNOWN, EMPTY
 """What becomes of a key."""
+NODE_FILE = "/etc/ocigpu/config.toml"
+"""The settings of a node, which the chart does not write."""
 OWN_VARIABLES = {
     *("NODE_NAME", "POD_NAME", "POD_NAMESPACE", "POD_UID", "MPS_ROOT", "OCIGPU_CONFIG", "OCIGPU_KUBELET_DIRECTORY"),
     *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES"),
     *(variable for _, variable, _ in VENDORS.values() if variable),
 }
 """Variables that the chart sets: its schema refuses them in extraEnv."""
+RIGHTS = frozenset({"NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_IMEX_CHANNELS"})
+"""Variables by which a container gets more than the programs need: the schema refuses them too."""
 OWN_LABELS = frozenset(f"app.kubernetes.io/{name}" for name in ("name", "instance", "component")) | {"ocigpu/config"}
 """Labels by which the chart selects its pods: its schema refuses them in podLabels."""
 FILE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?")
@@ -37,6 +48,10 @@ FILE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 _TRUE = ("true", "1", "t", "yes")
+_FALSE = ("false", "0", "f", "no")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY")
+_HEADINGS = re.compile(rb"\A(USER-SUPPLIED|COMPUTED) VALUES:[ \t]*\r?(\n|\Z)")
+"""What "helm get values" prints above the values, which are no YAML with it if they are null."""
 _COLLECTORS = ("-f", "--collectors")
 _USUAL = ("/etc/dcgm-exporter/default-counters.csv", "/etc/dcgm-exporter/dcp-metrics-included.csv")
 """Files of dcgm-exporter's image."""
@@ -49,6 +64,18 @@ _PARTS: dict[str, dict[str, Any]] = _DATA.pop("parts")
 
 class NoCounterpartError(Exception):
     """Says why a value has no counterpart."""
+
+
+class RefusedValueError(NoCounterpartError):
+    """Says why our program refuses a value."""
+
+
+class NodeSettingError(NoCounterpartError):
+    """Names a setting of each node, which a chart cannot write."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(f"{name} = {toml_value(value)} in each node's {NODE_FILE}, which the chart does not write")
+        self.setting = (name, value)
 
 
 class UnneededError(Exception):
@@ -77,9 +104,9 @@ class ChartKey(NamedTuple):
 
 
 class KeyReport(NamedTuple):
-    """What became of a key: one of the five words, our values, and a reason or remark.
+    """What became of a key: one of the words, our values, and a reason or remark.
 
-    ``above``: the key of the row, if that is one above it.
+    ``above``: the key of the row, if that is one above it.  ``setting``: name and value in each node's config.toml.
     """
 
     file: str
@@ -89,15 +116,20 @@ class KeyReport(NamedTuple):
     to: tuple[str, ...] = ()
     remark: str = ""
     above: str = ""
+    setting: tuple[str, Any] | None = None
 
 
 class ValuesImport(NamedTuple):
-    """What became of files: the chart of each, an entry for each key, our values, and what else to know."""
+    """What became of files: the chart of each, an entry for each key, our values, and what else to know.
+
+    ``node_lines``: lines that each node's config.toml needs.
+    """
 
     charts: tuple[tuple[str, str], ...]
     entries: tuple[KeyReport, ...]
     values: dict[str, Any]
     notes: tuple[str, ...]
+    node_lines: tuple[str, ...] = ()
 
 
 def _row(key: str, entry: Mapping[str, Any], here: str = "", section: str = "") -> ChartKey:
@@ -151,7 +183,7 @@ def parse_values(text: bytes, where: str) -> ValuesFile:
     if len(text) > MAX_BYTES:
         raise SettingsError(CODE, f"{where}: larger than {MAX_BYTES >> 20} MiB", "")
     try:
-        data = build(yaml, text, may_be_empty=True)
+        data = build(yaml, _HEADINGS.sub(b"\n", text), may_be_empty=True)
     except (RefusedError, ValueError) as error:  # ValueError: bytes that are not UTF-8
         raise SettingsError(CODE, f"{where}: not YAML: {printable(str(error), 300)}", "") from error
     if data is not None and not isinstance(data, dict):
@@ -183,7 +215,9 @@ def _walk(
 
 
 def find_chart(document: ValuesFile, where: str) -> str:
-    """Return the chart whose keys a file has; raises SettingsError where none or several fit as well."""
+    """Return the chart whose keys a file has; raises SettingsError where it has none, or none or several charts fit."""
+    if not document.data:
+        raise SettingsError(CODE, f"{where}: no values", f"Name the chart with --from: {', '.join(CHARTS)}")
     unknown: dict[str, int] = {}
     for chart in CHARTS:
         rows = [row for _, _, row in walk(document, chart)]
@@ -217,7 +251,15 @@ def import_values(files: Sequence[tuple[str, bytes]], chart: str = "") -> Values
         if switch not in programs:
             result.put({switch: False})
     notes = dict.fromkeys(note for _, its in charts for note in _DATA[its]["notes"])
-    return ValuesImport(tuple(charts), tuple(entries), result.values, tuple(notes))
+    settings = dict(entry.setting for entry in entries if entry.setting)
+    return ValuesImport(tuple(charts), tuple(entries), result.values, tuple(notes), _node_lines(settings))
+
+
+def _node_lines(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    def lines_of(key: Key, name: str) -> list[str]:
+        return [f"{name} = {toml_value(settings[key.name])}"] if key.name in settings else []
+
+    return tuple(line for line in render_settings(lines_of) if line)
 
 
 class _Values:
@@ -261,8 +303,14 @@ def _import_file(
         elif problem := _problem(row, value):
             problems.append(f"{name}: {printable(key, 200)}: {problem}")
         elif row.kind == "env":
+            names: set[str] = set()
             for number, variable in enumerate(value):
-                yield from _variable(name, row, number, variable, chart, document, result, problems)
+                if variable["name"] in names:
+                    twice = f"{row.key} contains it twice (entry {number + 1})"
+                    yield KeyReport(name, f"{row.key}.{variable['name']}", variable.get("value"), REFUSED, (), twice)
+                else:
+                    yield from _variable(name, row, variable, chart, document, result, problems)
+                names.add(variable["name"])
         else:
             yield _import_key(name, row, value, document, result)
     for key, row in CHARTS[chart].items():
@@ -290,17 +338,32 @@ def _import_key(
         found = CONVERTERS[row.how](row, value, document)
         result.put(found)
     except NoCounterpartError as error:
-        return KeyReport(name, row.key, value, NONE, (), str(error))
+        return _refusal(KeyReport(name, row.key, value, NONE), error)
     except UnneededError as error:
         return KeyReport(name, row.key, value, UNNEEDED, (), str(error))
-    remarks = (source, row.remark, _dropped(row, value))
+    remarks = (source, row.remark, _dropped(row, value), _needed(row, found))
     return KeyReport(name, row.key, value, TAKEN, tuple(found), "; ".join(each for each in remarks if each))
+
+
+def _refusal(entry: KeyReport, error: NoCounterpartError) -> KeyReport:
+    return entry._replace(
+        became=REFUSED if isinstance(error, RefusedValueError) else NONE,
+        to=(),
+        remark=str(error),
+        setting=error.setting if isinstance(error, NodeSettingError) else None,
+    )
+
+
+def _needed(row: ChartKey, found: Mapping[str, Any]) -> str:
+    """Return what our values need on the nodes, "" for nothing."""
+    if row.how == "strategy" and "volume-mounts" in found[row.to[0]]:
+        return f"volume-mounts needs settings in each node's {NODE_FILE}: docs/KUBERNETES.md"
+    return ""
 
 
 def _variable(
     name: str,
     row: ChartKey,
-    number: int,
     variable: Mapping[str, Any],
     chart: str,
     document: ValuesFile,
@@ -311,28 +374,69 @@ def _variable(
     key = f"{row.key}.{variable['name']}"
     own = CHARTS[chart].get(key)
     value = variable.get("value")
+    entry = KeyReport(name, key, value if value is not None else variable.get("valueFrom"), TAKEN, row.to)
     if own and value is not None:
         value = value.lower() in _TRUE if own.kind == "word" else value
         if problem := _problem(own._replace(kind="anything" if own.kind == "word" else own.kind), value):
             problems.append(f"{name}: {printable(key, 200)}: {problem}")
         else:
             yield _import_key(name, own, value, document, result)
-        return
-    entry = KeyReport(name, key, value if value is not None else variable.get("valueFrom"), TAKEN, row.to)
-    if variable["name"] in OWN_VARIABLES:
-        yield entry._replace(became=UNNEEDED, to=(), remark="the chart sets it")
-        return
+    elif entry.value is None:
+        yield entry._replace(became=EMPTY, to=())
+    elif own:
+        yield entry._replace(became=NONE, to=(), remark="its value is not in this file")
+    else:
+        yield _pass_variable(entry, row, variable, chart, result)
+
+
+def _pass_variable(
+    entry: KeyReport, row: ChartKey, variable: Mapping[str, Any], chart: str, result: _Values
+) -> KeyReport:
+    """Return the entry of a variable without a row: our program gets it if it reads it."""
+    name = variable["name"]
+    if name in OWN_VARIABLES:
+        return entry._replace(became=UNNEEDED, to=(), remark="the chart sets it")
+    if name in RIGHTS:
+        return entry._replace(became=REFUSED, to=(), remark="the program would get more rights than it needs")
+    if name.upper() in _PROXIES:
+        return entry._replace(became=UNNEEDED, to=(), remark="no program here connects through a proxy")
+    section = row.to[0].partition(".")[0]
+    read = find_variables(section)
+    if name not in read:
+        rows = [key.removeprefix(f"{row.key}.") for key in CHARTS[chart] if key.startswith(f"{row.key}.")]
+        near = find_near(name, [*read, *rows], likeness=0.8)
+        remark = f"{section} reads no such variable" + (f": {near[0]} was meant?" if near else "")
+        return entry._replace(became=UNKNOWN, to=(), remark=remark)
     present = ValuesFile(result.values).get(row.to[0], [])
-    if any(each["name"] == variable["name"] for each in present):
-        yield entry._replace(became=NONE, to=(), remark=f"{row.key} contains it twice (entry {number + 1})")
-        return
+    if any(each["name"] == name for each in present):
+        return entry._replace(became=NONE, to=(), remark=f"{row.to[0]} contains {name} already")
     try:
         _check_variable(row, variable)
     except NoCounterpartError as error:
-        yield entry._replace(became=NONE, to=(), remark=str(error))
-        return
+        return _refusal(entry, error)
     result.put({row.to[0]: [{key: each for key, each in variable.items() if each is not None}]})
-    yield entry
+    return entry
+
+
+@functools.cache
+def find_variables(section: str) -> tuple[str, ...]:
+    """Return the variables that the program of a section of our values reads, without those that the chart sets."""
+    from ocigpu.exporter import options as exporter
+    from ocigpu.kubernetes.dra import options as dra
+    from ocigpu.kubernetes.node import config
+
+    tables: dict[str, Sequence[Option]] = {
+        "exporter": (*exporter.OPTIONS, *exporter.REFUSED),
+        "dra": dra.OPTIONS,
+        **dict.fromkeys(("devicePlugin", "nodeLabels", "mps"), config.OPTIONS),
+    }
+    found = [variable for option in tables.get(section, ()) for variable in option.variables]
+    if section in ("devicePlugin", "nodeLabels", "mps"):
+        found += ["CONFIG_FILE", *config.CONFIG_VARIABLES["node-labels"]]
+    if page := {"nodeInstaller": "node-installer", "migManager": "mig-manager"}.get(section):
+        helps = [word.help for word in read_page(page).options.values()]
+        found += re.findall(r"\[env var: (\w+)\]", " ".join(helps))
+    return tuple(name for name in dict.fromkeys([*found, "OCIGPU_DEBUG"]) if name not in OWN_VARIABLES)
 
 
 def _near(key: str, chart: str) -> str:
@@ -390,6 +494,9 @@ def _problem(row: ChartKey, value: Any) -> str:
     """Return why a value is not of its row's kind, "" if it is."""
     words, is_good = KINDS[row.kind]
     if not is_good(value):
+        if row.kind in ("map", "labels") and isinstance(value, dict):
+            key, wrong = next((key, each) for key, each in value.items() if not isinstance(each, str))
+            return f"expected {words}, and {printable(key, 100)} is {shorten(wrong)}"
         return f"expected {words}, found {shown(value)}"
     if row.choices and value not in row.choices:
         return f"expected {', '.join(row.choices)}, found {shown(value)}"
@@ -479,7 +586,7 @@ def _accept(program: str, words: list[str], variables: dict[str, str]) -> None:
             name = "device-plugin" if program == "devicePlugin" else "node-labels"
             PluginOptions(**find_values(PLUGIN_OPTIONS, parse_flags(words, {}, name).flags, variables))
     except OcigpuError as error:
-        raise NoCounterpartError(printable(error.message, 300)) from error
+        raise RefusedValueError(printable(error.message, 300)) from error
 
 
 def _check_variable(row: ChartKey, variable: Mapping[str, Any]) -> None:
@@ -491,7 +598,7 @@ def _strategy(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
     words = value if isinstance(value, list) else [value]
     if not all(map(_is_text, words)):
         raise NoCounterpartError(f"{shown(value)} is not a list of strategies")
-    text = ",".join(words)
+    text = ",".join(part.strip() for word in words for part in word.split(",") if part.strip())
     _accept("devicePlugin", [f"--device-list-strategy={text}"], {})
     return {row.to[0]: text}
 
@@ -577,7 +684,7 @@ def _configs(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
         raise NoCounterpartError(f"NVIDIA's chart ignores it without {row.others['create']}")
     wrong = [f"{printable(name, 60)}: {why}" for name, _, why in _usable(value) if why]
     if wrong:
-        raise NoCounterpartError("; ".join(wrong))
+        raise RefusedValueError("; ".join(wrong))
     files = dict(value)
     chosen = document.get(row.others["default"])
     if isinstance(chosen, str) and chosen in files:
@@ -619,7 +726,7 @@ def _collectors(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
     try:
         parse_collectors(value, row.key)
     except OcigpuError as error:
-        raise NoCounterpartError(printable(error.message, 300)) from error
+        raise RefusedValueError(printable(error.message, 300)) from error
     return {row.to[0]: value}
 
 
@@ -631,7 +738,7 @@ def _layouts(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
     try:
         parse_layout_file(value["config.yaml"], "config.yaml")
     except OcigpuError as error:
-        raise NoCounterpartError(printable(error.message, 300)) from error
+        raise RefusedValueError(printable(error.message, 300)) from error
     return {row.to[0]: value["config.yaml"]}
 
 
@@ -657,9 +764,29 @@ def _address(row: ChartKey, value: str, document: ValuesFile) -> dict[str, Any]:
     host, _, port = value.rpartition(":")
     if host or not re.fullmatch("[1-9][0-9]{0,4}", port) or int(port) > 65535:
         raise NoCounterpartError("the exporter listens on exporter.port of all addresses")
-    if document.get("service.port", 9400) != int(port):
+    if "port" in row.others and document.get(row.others["port"], 9400) != int(port):
         raise NoCounterpartError("the Service's port and the exporter's are one here: exporter.port")
     return {row.to[0]: int(port)}
+
+
+def _node_setting(row: ChartKey, value: str, _: ValuesFile) -> dict[str, Any]:
+    """Raise what becomes of a variable of NVIDIA's toolkit container that is a key (``flag``) of its config.toml."""
+    kind = VENDOR_KEYS[row.flag].kind
+    if kind == "bool" and value.lower() not in (*_TRUE, *_FALSE):
+        raise NoCounterpartError(f"{shown(value)} is neither true nor false")
+    theirs = {"bool": value.lower() in _TRUE, "list": value.split(",")}.get(kind, value)
+    try:
+        result = import_settings(f"{row.flag} = {toml_value(theirs)}\n".encode(), row.key)
+    except SettingsError as error:  # too long, or a character that TOML has not
+        raise NoCounterpartError(printable(error.message, 300)) from error
+    for left in result.left_out:
+        raise NoCounterpartError(printable(left.reason, 300))
+    (found,) = result.imported
+    ours = found.value
+    default = next(key.default for key in KEYS if key.name == found.ours)
+    if ours == (list(default) if isinstance(default, tuple) else default):
+        raise UnneededError("the same here")
+    raise NodeSettingError(found.ours, ours)
 
 
 def _runtime_class(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
@@ -686,6 +813,7 @@ CONVERTERS: dict[str, Converter] = {
     "driver-directory": _driver_directory,
     "parent": _parent,
     "address": _address,
+    "node-setting": _node_setting,
     "runtime-class": _runtime_class,
 }
 
@@ -713,7 +841,10 @@ def render_values(result: ValuesImport) -> str:
     """Return the values file: where it comes from, what has no counterpart, and the values."""
     lines = [f"# Values of ocigpu's chart, imported from {quoted(name)[1:-1]} ({its})." for name, its in result.charts]
     lines += [f"# Note: {note}." for note in result.notes]
-    for became in (NONE, UNKNOWN):
+    if result.node_lines:
+        lines.append(f"# Each node's {NODE_FILE} must contain (the chart does not write it):")
+        lines += [f"#   {line}" for line in result.node_lines]
+    for became in (NONE, REFUSED, UNKNOWN):
         found = [entry for entry in grouped(result.entries) if entry.became == became]
         lines += [f"# {became[0].upper()}{became[1:]}:"] if found else []
         lines += [f"#   {printable(entry.key, 200)}: {printable(entry.remark)}" for entry in found]
@@ -722,11 +853,25 @@ def render_values(result: ValuesImport) -> str:
 
 
 def grouped(entries: Sequence[KeyReport]) -> Iterator[KeyReport]:
-    """Yield entries for people: none for empty keys, and one for those that share a key above them and its reason."""
+    """Yield entries for people: none for empty keys, and one for those that share a key above them.
+
+    Where these have several outcomes, each is named by itself.
+    """
+
+    def outcome(entry: KeyReport) -> tuple[str, str]:
+        return entry.became, entry.remark
+
+    outcomes: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for entry in entries:
+        if entry.became != EMPTY and entry.above:
+            outcomes.setdefault((entry.file, entry.above), set()).add(outcome(entry))
     seen = set()
     for entry in entries:
-        group = (entry.file, entry.above, entry.became, entry.remark)
+        group = (entry.file, entry.above)
         if entry.became == EMPTY or (entry.above and group in seen):
             continue
-        seen.add(group)
-        yield entry._replace(key=f"{entry.above}.*", value=None) if entry.above else entry
+        if entry.above and len(outcomes[group]) == 1:
+            seen.add(group)
+            yield entry._replace(key=f"{entry.above}.*", value=None)
+        else:
+            yield entry

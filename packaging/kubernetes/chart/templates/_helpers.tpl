@@ -68,9 +68,17 @@ annotations:
 {{- define "ocigpu.extraEnv" -}}
 {{- $own := (index .root.Values (include "ocigpu.section" .)).extraEnv | default list -}}
 {{- $names := list -}}
-{{- range $own }}{{ $names = append $names .name }}{{ end -}}
+{{- range $own }}
+{{- if has .name $names }}{{ fail (printf "extraEnv contains %s twice" .name) }}{{ end }}
+{{- $names = append $names .name }}
+{{- end -}}
 {{- $all := list -}}
-{{- range .root.Values.extraEnv }}{{ if not (has .name $names) }}{{ $all = append $all . }}{{ end }}{{ end -}}
+{{- $others := list -}}
+{{- range .root.Values.extraEnv }}
+{{- if has .name $others }}{{ fail (printf "extraEnv contains %s twice" .name) }}{{ end }}
+{{- $others = append $others .name }}
+{{- if not (has .name $names) }}{{ $all = append $all . }}{{ end }}
+{{- end -}}
 {{- with concat $all $own }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
