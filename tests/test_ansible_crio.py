@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,34 @@ def test_a_host_with_nothing_but_crio_is_configured_and_what_was_not_tried_is_sa
     }
     crio = "printf '#!/bin/sh\\necho crio version 1.30.0\\n' >/usr/local/bin/crio && chmod 755 /usr/local/bin/crio"
     with private_machine(session_directory / "ansible-crio-private") as enter:
-        run([*enter, "cp", simulated_host.settings, "/etc/ocigpu/config.toml"])
         run([*enter, "sh", "-c", crio])
         site = REPOSITORY / "packaging/ansible/site.yml"
+        vendors = session_directory / "nvidia-config.toml"
+        vendors.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+
+        def play(*more: str, **other: object) -> str:
+            values = ["-e", json.dumps({**chosen, "ocigpu_test": False, **other})]
+            command = [venv / "bin/ansible-playbook", "--inventory=localhost,", "--connection=local", site, *values]
+            done = run([*enter, *command, *more], check=False, env=variables, timeout=600)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        settings = "/etc/ocigpu/config.toml"
+        said = play("--check", ocigpu_import=str(vendors))
+        assert f"would be written to {settings}" in said
+        assert "accept-nvidia-visible-devices-envvar-when-unprivileged = false" in said
+        assert run([*enter, "test", "-e", settings], check=False).returncode
+        for changed in (2, 0):
+            assert f"changed={changed} " in play(ocigpu_import=str(vendors))
+            imported = tomllib.loads(run([*enter, "cat", settings]).stdout)
+            assert imported["accept-nvidia-visible-devices-envvar-when-unprivileged"] is False
+        play(ocigpu_remove=True)
+        own = str(simulated_host.settings)
+        assert "changed=2 " in play("--check", ocigpu_config_source=own)
+        assert "changed=2 " in play(ocigpu_config_source=own)
+        assert f"{settings} is kept" in play(ocigpu_import=str(vendors))
+        assert run([*enter, "cat", settings]).stdout == simulated_host.settings.read_text()
+        play(ocigpu_remove=True)
         words = ["ansible-playbook", "--inventory=localhost,", "--connection=local", site, "-e", json.dumps(chosen)]
         for changed in (1, 0):
             done = run([*enter, venv / "bin" / words[0], *words[1:]], check=False, env=variables, timeout=600)
