@@ -3,7 +3,7 @@
 import tomllib
 from contextlib import suppress
 
-from ocigpu.core.errors import printable
+from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.doctor.engines import (
     CLI,
@@ -23,6 +23,8 @@ from ocigpu.doctor.engines import (
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.settings import VENDOR_SETTINGS
+from ocigpu.engines.configure import read_record
+from ocigpu.engines.files import Root
 from ocigpu.engines.places import DOCKER, DOCKER_OPTIONS
 from ocigpu.engines.status import EngineStatus, read_merged
 
@@ -121,13 +123,32 @@ def check_restarted(host: Host) -> list[Finding]:
         differences.append(Evidence(answer.socket, f"default runtime {default}", f"{status.default_runtime} ({file})"))
     if status.cdi == "on" and is_from(answer.release, 25) and not answer.info.get("CDISpecDirs"):
         differences.append(Evidence(answer.socket, "CDI is off", f"on ({file})"))
+    unsure = []
     if answer.hook_is_new:
         wanted = "made before: --gpus is set up at its start"
-        differences.append(Evidence(answer.hook, "made after dockerd was started", wanted))
-    if not differences:
+        newer = Evidence(answer.hook, "made after dockerd was started", wanted)
+        if answer.hook in _recorded_links(host, status):
+            differences.append(newer)
+        else:
+            values = {"hook": printable(answer.hook, 200), "restart": restart(host, status)}
+            unsure = [say("docker-not-restarted.hook", newer, **values)]
+    if not differences and not unsure:
         found = f"Docker {answer.release}, runtimes {', '.join(sorted(known))}"
         return [ok("the running dockerd uses its present file", Evidence(answer.socket, found))]
+    if not differences:
+        return unsure
     return [say("docker-not-restarted.changed", *differences, restart=restart(host, status))]
+
+
+def _recorded_links(host: Host, status: EngineStatus) -> tuple[str, ...]:
+    """Return the hooks that "engine configure" made: it makes one only where dockerd's PATH had none, or before that.
+
+    A package may have replaced a hook that dockerd found at its start, or only have given its link a new date.
+    """
+    with suppress(OcigpuError), Root(host.root or "/") as root:
+        record = read_record(root, root.read(status.target))
+        return record.links if record else ()
+    return ()
 
 
 def check_options(host: Host) -> list[Finding]:

@@ -29,7 +29,8 @@ class DockerAnswer(NamedTuple):
 
     ``problem``: "" or why there is no answer.  ``info``: of /info.  ``pid``: of the daemon, 0 if unknown: systemd may
     hold the socket.  ``config``: the file that its command line names.  ``path``: its PATH, None when that is not
-    readable.  ``hook``: the hook of --gpus on that path, ``hook_is_new``: made after the daemon was started.
+    readable.  ``hook``: the hook of --gpus on that path, ``hook_is_new``: it, and every other hook
+    on that path, was made after the daemon was started.
     ``is_shut``: a daemon may exist, but this user may not query it, or it does not answer in time.
     """
 
@@ -74,7 +75,8 @@ def ask_docker(daemons: Sequence[Daemon]) -> DockerAnswer | None:
         pid = next((pid for pid, config in configs.items() if not config), 0)
     variable = path_variable(pid)
     hook = shutil.which(HOOK, path=variable or "") or ""
-    is_new = bool(hook) and os.lstat(hook).st_ctime > start_time(pid) + 1
+    hooks = [found for one in (variable or "").split(":") if (found := shutil.which(HOOK, path=one))] if hook else []
+    is_new = bool(hooks) and min(os.lstat(one).st_ctime for one in hooks) > start_time(pid) + 1
     config = configs.get(pid, "")
     return DockerAnswer(path, problem, {} if problem else info, pid, config, variable, hook, is_new, is_shut)
 

@@ -112,6 +112,10 @@ def check_stale(host: Host) -> list[Finding]:
         reasons = _stale_reasons(host, file)
         if reasons:
             shown = (host.evidence(file.path, reason) for reason in reasons[:SHOWN])
+            if not (host.driver_version or host.libraries or host.is_wsl):  # a new one would have nothing to describe
+                remove = shlex.join(["rm", host.path(file.path)])
+                findings.append(say("cdi-stale.gone", *shown, remove=remove))
+                continue
             findings.append(say("cdi-stale.stale", *shown, reason=reasons[0], write=_refresh_command(host, file)))
     if findings:
         return findings

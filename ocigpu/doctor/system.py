@@ -1,11 +1,14 @@
 """Checks of the kernel, of security modules, and of what rootless containers need."""
 
+import filecmp
 import os
 import re
 import shlex
+from contextlib import suppress
 
 from ocigpu.containers.report import find_members
 from ocigpu.core.errors import printable
+from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.doctor.files import LARGE_TEXT
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
@@ -231,4 +234,16 @@ def check_simulated(host: Host) -> list[Finding]:
     evidence = Evidence(f"{host.settings.simulation_root}/.ocigpu-sim.json", seen, "no simulation")
     gpus = host.marker.get("gpus")
     number = len(gpus) if isinstance(gpus, list) else 0
-    return [say("simulated-host.made", evidence, number=number, model=host.marker.get("model"))]
+    model = host.marker.get("model")
+    return [say("simulated-host.made", evidence, number=number, model=model, leave=_leave(host))]
+
+
+def _leave(host: Host) -> str:
+    """Return how to get to the real GPUs: without the system's settings file, if it is the simulated host's."""
+    path = host.settings.path
+    if path == DEFAULT_PATH and not host.root:
+        with suppress(OSError):
+            if filecmp.cmp(path, f"{host.settings.simulation_root}/config.toml", shallow=False):
+                return f"rm {path}"
+        return "ocigpu config unset simulation.root"
+    return "# for real GPUs: leave out --config, OCIGPU_CONFIG and simulation.root in the settings"

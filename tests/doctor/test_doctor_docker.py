@@ -1,6 +1,7 @@
 """A running dockerd is asked what it knows; one that hangs does not keep doctor waiting."""
 
 import json
+import os
 import shutil
 import socket
 import time
@@ -20,6 +21,7 @@ from ocigpu.doctor.host import Host
 from ocigpu.doctor.live import SECONDS
 from ocigpu.doctor.report import run_checks
 from ocigpu.engines.places import DOCKER, Daemon
+from ocigpu.engines.record import EngineRecord, dump_record, record_path
 from ocigpu.engines.status import EngineStatus
 
 
@@ -89,20 +91,32 @@ def test_a_dockerd_that_was_not_restarted_is_found(docker: Docker, monkeypatch: 
 
 @pytest.mark.root
 @pytest.mark.engine
-def test_a_hook_that_came_after_dockerd_needs_a_restart(
+def test_a_hook_that_came_after_dockerd_needs_a_restart_only_if_dockerd_found_none(
     docker: Docker, session_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After a package has replaced NVIDIA's hook, --gpus works on; "engine configure" makes a hook where none was."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
     hook = later_directory(docker.socket.parent) / "nvidia-container-runtime-hook"
+    earlier = session_directory / "doctor-bin" / hook.name
+    record = Path(record_path(str(docker.socket.parent / "daemon.json")))
     hook.parent.mkdir()
     time.sleep(1.1)
-    hook.symlink_to(session_directory / "doctor-bin" / hook.name)
+    hook.symlink_to(os.path.realpath(earlier))
+    found = []
     try:
-        found = by_name()["docker-not-restarted"]
+        found.append(by_name()["docker-not-restarted"])  # dockerd found the earlier one
+        earlier.rename(earlier.with_name("aside"))
+        found.append(by_name()["docker-not-restarted"])  # as after the package: nobody can tell
+        record.write_text(dump_record(EngineRecord(None, "", (), links=(str(hook),))))
+        found.append(by_name()["docker-not-restarted"])
     finally:
+        record.unlink(missing_ok=True)
+        earlier.with_name("aside").rename(earlier)
         shutil.rmtree(hook.parent)
-    assert found.severity == "error"
-    assert [entry.path for entry in found.evidence] == [str(hook)]
+    assert [item.severity for item in found] == ["ok", "note", "error"]
+    assert [[entry.path for entry in item.evidence] for item in found[1:]] == [[str(hook)]] * 2
+    assert found[1].fixes[0].startswith("ocigpu engine test docker")
+    assert found[2].fixes == ("systemctl restart docker",)
 
 
 @pytest.mark.root

@@ -135,6 +135,9 @@ def test_metrics_are_read_by_prometheus_own_reader(broken: Broken, run: Run) -> 
 
 def test_a_report_is_written_in_one_step(broken: Broken, run: Run, tmp_path: Path) -> None:
     root, file = broken("docker-gpus"), tmp_path / "collector" / "ocigpu.prom"
+    code, _, err = run("doctor", "--root", root, "--format", "json", "-o", file)
+    assert (code, "mkdir -p" in err, file.parent.exists()) == (2, True, False)
+    file.parent.mkdir()
     for form, begin in (("prometheus", "# HELP ocigpu_doctor_info "), ("json", "{"), ("junit", "<?xml ")):
         code, out, _ = run("doctor", "--root", root, "--format", form, "-o", file)
         assert (code, out) == (3, "")
@@ -149,8 +152,8 @@ def test_a_report_is_written_in_one_step(broken: Broken, run: Run, tmp_path: Pat
 
 def test_alerts_are_of_metrics_and_labels_that_there_are(broken: Broken, run: Run) -> None:
     _, out, _ = run("doctor", "--root", broken("missing-uvm"), "--format", "prometheus")
-    labels: dict[str, set[str]] = {"node_textfile_mtime_seconds": {"file"}}  # node_exporter's own
-    values: dict[tuple[str, str], set[str]] = {}
+    labels: dict[str, set[str]] = {"node_textfile_mtime_seconds": {"file"}, "up": {"job"}}  # node_exporter's
+    values: dict[tuple[str, str], set[str]] = {("up", "job"): {"node"}}
     for family in text_string_to_metric_families(out):
         for sample in family.samples:
             labels[sample.name] = set(sample.labels)

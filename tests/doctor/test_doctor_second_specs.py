@@ -1,13 +1,18 @@
 """A second CDI specification: what is no conflict, and whose file the doctor leaves alone."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from doctor.conftest import Broken, Run, bad, examine
 
 from ocigpu.cdi.document import read_document
+from ocigpu.core.settings import DEFAULT_PATH
 from ocigpu.doctor.findings import Finding
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.system import check_simulated
 from ocigpu.sim.faults import SPEC
 
 
@@ -61,3 +66,27 @@ def test_a_stale_second_specification_is_put_away_and_not_written_over_the_first
     assert bad(examine(root)) == set()
     assert not path.exists()
     assert read_document(str(root / SPEC))[0]["kind"] == "nvidia.com/gpu"
+
+
+def test_a_specification_of_a_driver_that_is_gone_is_removed_and_not_written_again(broken: Broken) -> None:
+    root = broken()
+    for directory in ("proc/driver", "sys/module/nvidia", "usr/lib"):
+        shutil.rmtree(root / directory)
+    (found,) = findings(root, "cdi-stale")
+    assert (found.safe, found.fixes) == ((), (f"rm '{root}/{SPEC}'",))
+    subprocess.run(found.fixes[0], shell=True, check=True)
+    assert findings(root, "cdi-stale") == []
+
+
+@pytest.mark.root
+def test_the_systems_settings_that_are_a_simulated_hosts_are_removed_and_own_ones_changed(broken: Broken) -> None:
+    settings, its = Path(DEFAULT_PATH), broken() / "config.toml"
+    try:
+        shutil.copyfile(its, settings)
+        (same,) = check_simulated(Host())
+        settings.write_text(its.read_text() + "# mine\n")
+        (other,) = check_simulated(Host())
+    finally:
+        settings.unlink()
+    assert same.fixes == (f"rm {DEFAULT_PATH}",)
+    assert other.fixes == ("ocigpu config unset simulation.root",)

@@ -297,6 +297,7 @@ def test_podman_by_one_command_and_back(unconfigured: Machine) -> None:
 
     undone = unconfigured.ocigpu("setup", "podman", "--undo", "--yes").stdout
     assert f"{DROP_IN}: removed" in undone
+    assert "nvidia.yaml stays" in undone
     assert unconfigured.remains() == ""
 
 

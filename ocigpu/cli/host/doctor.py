@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -138,6 +139,10 @@ def _written_to(path: str) -> "Iterator[None]":
         return
     from ocigpu.cdi.write import write_file
 
+    directory = os.path.dirname(path)
+    if directory and not os.path.isdir(directory):  # nobody would read it there
+        hint = f"If it is node_exporter's --collector.textfile.directory: mkdir -p {shlex.quote(directory)}"
+        raise UsageError(f"--output {printable(path)}: there is no directory {printable(directory)}", hint)
     with redirect_stdout(io.StringIO()) as printed:
         yield
     try:

@@ -156,8 +156,16 @@ def _undo(named: str, yes: bool, dry_run: bool, json: bool) -> int:
         _print_nothing(dry_run)
     else:
         print_works(works, undone=False)
+        show.notes(f"{path} stays: engines read it for CDI devices; if nothing uses it: rm {path}" for path in _specs())
     status = result_status(works, stays, dry_run, passed=True)
     return 1 if not stays and any(one["status"] for one in commands) else status
+
+
+def _specs() -> list[str]:
+    """Return the files of this machine's CDI specifications of GPUs; early versions do not name their maker."""
+    from ocigpu.doctor.host import Host
+
+    return [file.path for file in Host().specs.gpus]
 
 
 def result_status(works: Sequence[EngineWork], stays: bool, dry_run: bool, passed: bool) -> int:
