@@ -178,7 +178,7 @@ def check_binding(facts: TenantFacts) -> list[Finding]:
         driver = each.driver or "no driver"
         found.append(say("tenants-binding.other", seen, address=each.address, what=what, driver=driver, unbind=unbind))
     if not facts.gpus:
-        return [not_checked("no NVIDIA GPU is on the PCI bus")]
+        return [say("tenants-binding.none", Evidence("/sys/bus/pci/devices", "no NVIDIA GPU", "one"))]
     return found or [ok("all GPUs, NVSwitches and their groups are bound to VFIO")]
 
 

@@ -99,7 +99,8 @@ def tenants(values: Values, namespace: str = "ocigpu") -> str:
 def leases(values: Values, namespace: str = "ocigpu") -> str:
     """Return what runs on nodes whose GPUs are lent; their kind and namespace are those of :func:`tenants`."""
     check = "ocigpu firmware check --baseline /etc/ocigpu/check/baseline.json"
-    check += " --bmc @/var/lib/ocigpu/bmc-address --credentials /var/lib/ocigpu/bmc"
+    check += " --bmc @/var/lib/ocigpu/bmc-address --bmc-ca /etc/ocigpu/check/ca.crt"
+    check += " --credentials /var/lib/ocigpu/bmc"
     wanted = {"enabled": True, "check": check, "secret": "ocigpu-check", "fabric": "grpc:vsock:42:6667"}
     return f"{_HEADER.format('leases')}{_only('leases', wanted, values, namespace)}"
 

@@ -16,6 +16,7 @@ from ocigpu.core.errors import HostError
 from ocigpu.gpus.tree import Roots
 from ocigpu.gpus.vfio import holders
 from ocigpu.gpus.vfio.holders import Holder, read_holders, scan_holders
+from ocigpu.sim.create import create_host
 
 FIRST, SECOND = GPUS[:2]
 
@@ -152,6 +153,19 @@ def test_the_command_says_who_has_which_and_its_status_tells(roots: Roots, capsy
     assert printed["gpus"] == [{"bdf": FIRST, "holders": [{"pid": pid, "command": "sleep", "path": "/dev/vfio/112"}]}]
     assert main(["vfio", "holders", "0000:c2:00.0", *config]) == 2
     assert 'no GPU "0000:c2:00.0"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["holders"], ["identify", "--record"]], ids=" ".join)
+def test_a_machine_without_a_gpu_is_an_error_and_no_empty_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    create_host(str(tmp_path / "host"), 1, "h100", driver="none", nodes=False)
+    for device in (tmp_path / "host/sys/bus/pci/devices").iterdir():
+        device.unlink()
+    table = ["--table", str(tmp_path / "table")] if "--record" in words else []
+    assert main(["vfio", *words, *table, "--config", f"{tmp_path}/host/config.toml"]) == 1
+    assert "OCIGPU-VFIO-1: no NVIDIA GPU is on the PCI bus" in capsys.readouterr().err
+    assert not (tmp_path / "table").exists()
 
 
 @pytest.mark.parametrize("name", ["00000000:02:00.0", "0000:02:00.0", "02:00.0", "0000:02:00"])

@@ -35,6 +35,7 @@ from ocigpu.tenants.service.problems import Refusal
 from ocigpu.tenants.service.reconciler import ReconcilerPace
 from ocigpu.tenants.service.request import TenantRules
 from ocigpu.tenants.service.server import CaasServer, ServiceOptions
+from ocigpu.tenants.service.store import CaasStore
 
 PATH = "/v1/containers"
 MOUNT = {"server": "nfs.example", "path": "/exports/landon/a", "target": "/data"}
@@ -763,3 +764,14 @@ def test_an_audit_that_somebody_else_may_have_put_there_is_not_written(tmp_path:
     with pytest.raises(HostError, match=f"audit {audit}: "):
         CaasServer(options, Lines(), cluster)
     assert not (tmp_path / "state").exists()
+
+
+def test_an_admin_key_is_of_a_store_that_a_service_has_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "store"
+    words = ["caas", "admin-key", "--store", str(store)]
+    assert main(words) == 1
+    assert f"OCIGPU-CAAS-1: {store}/caas.sqlite: no service has its store here" in capsys.readouterr().err
+    assert not store.exists()
+    CaasStore(str(store)).close()
+    assert main(words) == 0
+    assert len(capsys.readouterr().out.split()) == 1

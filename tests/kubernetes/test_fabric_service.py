@@ -381,3 +381,15 @@ def test_nothing_is_served_to_everybody(capsys: pytest.CaptureFixture[str], word
 
     assert main(["fabric", *words]) == 2
     assert what in capsys.readouterr().err
+
+
+def test_a_machine_without_nvidias_library_serves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ocigpu.cli.front.main import main
+
+    library = f"{tmp_path}/libnvfm.so.1"
+    words = ["serve", f"unix:{tmp_path}/fabric", "--allow", ME, "--library", library]
+    assert main(["fabric", *words]) == 1
+    said = capsys.readouterr()
+    assert "OCIGPU-FAB-1: list partitions: load libnvfm" in said.err
+    assert "listening" not in said.out + said.err
+    assert not (tmp_path / "fabric").exists()

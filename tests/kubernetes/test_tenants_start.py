@@ -81,8 +81,9 @@ class Server:
         account = where.rpartition(" ")[2]
         for name in ("etc", "state", "modules-load.d", "modprobe.d"):
             (directory / name).mkdir()
+        (directory / "etc/bmc-ca.crt").symlink_to(where.split()[3])
         self.places = {
-            "--bmc https://BMC --credentials FILE": where,
+            "--bmc https://BMC --bmc-ca /etc/ocigpu/bmc-ca.crt --credentials FILE": where,
             "-m 0600 FILE ": f"-m 0600 {account} ",
             "/sys/bus": f"{directory}/host/sys/bus",
             "/etc/modules-load.d": f"{directory}/modules-load.d",

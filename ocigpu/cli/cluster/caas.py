@@ -90,7 +90,11 @@ def serve_command(
 
 def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "") -> "show.Answer":
     with needing("the store needs packages that are not installed", "OCIGPU-CAAS-1", "tenants"):
+        from ocigpu.tenants.service.database import FILE
         from ocigpu.tenants.service.store import CaasStore
+    if not os.path.exists(path := os.path.join(store, FILE)):  # a key of a new store would be no service's
+        hint = "Run it where the service runs: kubectl exec -n ocigpu deploy/ocigpu-caas -- ocigpu caas admin-key"
+        raise HostError("OCIGPU-CAAS-1", f"{path}: no service has its store here", hint)
     kept_in = CaasStore(store)
     try:
         key, kept = kept_in.keys.add(None, ["admin"], label, None)

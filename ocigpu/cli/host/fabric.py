@@ -238,6 +238,12 @@ def serve_command(
         hint = "For other sockets than TCP the kernel identifies the caller."
         raise UsageError("--serve-tls is for tcp, and tcp needs it", hint)
     log = ServiceLog(json)
+    try:
+        at.fabric.list_partitions()
+    except FabricError as error:
+        if error.code == "OCIGPU-FAB-1":  # the library cannot be loaded: no call would succeed
+            raise
+        log("warning", f"the manager is not ready yet: {error.line}")
     with Signals(hangup=False) as signals:
         server = FabricServer(at.fabric, wanted, allow, log, serve_tls)
         log("info", f"listening on {server.address}, for {', '.join(allow)}")

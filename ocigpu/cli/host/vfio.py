@@ -6,7 +6,7 @@ from dataclasses import asdict
 from ocigpu.cli.front import show
 from ocigpu.cli.front.common import load_facts, load_settings, named_address
 from ocigpu.cli.host.firmware import read_facts
-from ocigpu.core.errors import UsageError, printable
+from ocigpu.core.errors import HostError, UsageError, printable
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.firmware.redfish import NodeFirmware
 from ocigpu.gpus.tree import Roots, find_roots
@@ -18,8 +18,13 @@ from ocigpu.gpus.vfio.reset import BUS, ResetPlan, ResetProof, plan_reset, reset
 
 
 def find_gpus(roots: Roots, wanted: list[str] | None) -> list[str]:
-    """Return the addresses of the node's GPUs, or the wanted ones as sysfs writes them."""
+    """Return the addresses of the node's GPUs, or the wanted ones as sysfs writes them.
+
+    Raises HostError (OCIGPU-VFIO-1) where all are wanted and there is none, UsageError for a wanted one that is none.
+    """
     there = [item.function.address for item in read_vfio_facts(roots).candidates if not item.is_switch]
+    if not there and not wanted:
+        raise HostError("OCIGPU-VFIO-1", "no NVIDIA GPU is on the PCI bus", "See: ocigpu doctor --tenants")
     if not wanted:
         return there
     named = list(map(named_address, wanted))
