@@ -405,7 +405,8 @@ def test_settings_that_others_could_have_put_there_are_refused(
 ) -> None:
     spoil(place)
     settings = str(place / "config.toml")
-    shim = run([RUNTIME, "state", "x"], env={"PATH": "/bin", "OCIGPU_CONFIG": settings}, check=False)
+    environment = {"PATH": "/bin", "OCIGPU_CONFIG": settings}
+    shim = run([RUNTIME, "create", "x"], env=environment, check=False)
     hook = run([HOOK, "--config", settings, "prestart"], env={"PATH": "/bin"}, check=False)
     for result in (shim, hook):
         assert result.returncode == 1, explain(result)
@@ -413,6 +414,8 @@ def test_settings_that_others_could_have_put_there_are_refused(
         assert f"OCIGPU-SET-3: settings {settings}: " in first, explain(result)
         assert cause in first, explain(result)
         assert len(result.stderr.splitlines()) == 2, "and a hint"
+    seen = run([RUNTIME, "state", "x"], env=environment, check=False)
+    assert seen.returncode, "the usual runtime, which knows no such container, instead of the one that they name"
 
 
 @pytest.mark.parametrize("change", TRUSTED_SETTINGS.values(), ids=[name.replace(" ", "-") for name in TRUSTED_SETTINGS])
