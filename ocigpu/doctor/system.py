@@ -246,4 +246,4 @@ def _leave(host: Host) -> str:
             if filecmp.cmp(path, f"{host.settings.simulation_root}/config.toml", shallow=False):
                 return f"rm {path}"
         return "ocigpu config unset simulation.root"
-    return "# for real GPUs: leave out --config, OCIGPU_CONFIG and simulation.root in the settings"
+    return "leave out --config, OCIGPU_CONFIG and simulation.root in the settings"

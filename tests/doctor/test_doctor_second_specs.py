@@ -88,5 +88,5 @@ def test_the_systems_settings_that_are_a_simulated_hosts_are_removed_and_own_one
         (other,) = check_simulated(Host())
     finally:
         settings.unlink()
-    assert same.fixes == (f"rm {DEFAULT_PATH}",)
-    assert other.fixes == ("ocigpu config unset simulation.root",)
+    assert same.fixes == (f"# for real GPUs: rm {DEFAULT_PATH}",)
+    assert other.fixes == ("# for real GPUs: ocigpu config unset simulation.root",)
