@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ocigpu.core.config_json import OUR_HOOK
 from ocigpu.core.errors import OcigpuError
+from ocigpu.core.record import NamedTuple
 from ocigpu.engines.files import Root
 from ocigpu.engines.places import (
     DAEMON_PATH,
@@ -22,6 +24,7 @@ from ocigpu.engines.places import (
     read_link,
     running_daemons,
 )
+from ocigpu.engines.podman import PodmanContainer, read_containers
 from ocigpu.engines.status import HOOK, EngineStatus, RuntimeEntry, is_generated, is_our_hook, read_merged
 from ocigpu.system.proc import is_running, read_stat
 
@@ -36,6 +39,8 @@ _TASKS = tuple(
 )
 """Where the containerds of the system, of Docker and of k3s keep the bundles of a namespace, unless --state or a file
 says another place (containerd, docs/ops.md)."""
+_KIND = re.compile(r"""\bkind["']?:\s*["']?([\w./-]+)""")
+"""In a CDI specification, YAML or JSON, as generators write it: no parser is needed for a remark."""
 _LEFT = "/run/ocigpu/left-"
 """Starts of names of files: by which process, and until when, an engine is used that was taken back while it ran."""
 
@@ -51,8 +56,8 @@ def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
 
     Running containers need it, because the shim also ends them. containerd's own shim keeps the program's path beside
     the bundle (containerd, pkg/runc: WriteRuntime) and works in a bundle's directory (runtime/v2: Command), wherever
-    that is; conmon, of Podman and CRI-O, has it on its command line (conmon(8)).  Docker's containers that were made
-    with a runtime of ours need it, running or not: their file contains the name.
+    that is; conmon, of Podman and CRI-O, has it on its command line (conmon(8)).  Containers that Docker or root's
+    Podman made with a runtime of ours need it, running or not: their file contains the name.
     """
     found: dict[str, str] = {}
     namespaces = {path: None for pattern in _TASKS for path in expand(root, pattern)}
@@ -67,17 +72,58 @@ def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
             and any(is_shim(root, word, shim) for word in words[1:])
         ):
             told = dict(itertools.pairwise(words))
-            found[path] = f"container {told.get('-n', told.get('-c', ''))[:60]} of conmon"
+            found[told.get("-c", path)] = f"container {told.get('-n', told.get('-c', ''))[:60]} of conmon"
     for path in itertools.chain.from_iterable(expand(root, f"{one}/*/runtime") for one in filter(None, namespaces)):
         if is_shim(root, _text(root, path).strip(), shim):
             namespace, identity = path.split("/")[-3:-1]
             found[identity] = f"container {identity[:12]} of {namespace}"
     for status in statuses:
         names = {entry.name for entry in entries_of(root, shim, status)} if status.engine == "docker" else set()
-        for identity, name, runtime, _ in _docker_containers(root, status) if names else ():
-            if runtime in names:
-                found[identity] = f"Docker's container {name}, made with the runtime {runtime}"
+        for one in _docker_containers(root, status) if names else ():
+            if one.runtime in names:
+                found[one.identity] = f"Docker's container {one.name}, made with the runtime {one.runtime}"
+    found |= _podman_users(root, shim, statuses, read_containers(root))
     return list(found.values())
+
+
+def find_podman_users(shim: str, statuses: list[EngineStatus], home: str) -> list[str]:
+    """Return the Podman containers of the user with this home that need the shim, as text; any text may be in it."""
+    return list(_podman_users("/", shim, statuses, read_containers("/", home)).values())
+
+
+def _podman_users(
+    root: str, shim: str, statuses: list[EngineStatus], containers: list[PodmanContainer]
+) -> dict[str, str]:
+    podman = (status for status in statuses if status.engine == "podman")
+    names = {entry.name for status in podman for entry in entries_of(root, shim, status)}
+    return {
+        one.identity: f"Podman's container {one.name}, made with the runtime {one.runtime}"
+        for one in containers
+        if one.runtime in names or ("/" in one.runtime and is_shim(root, one.runtime, shim))
+    }
+
+
+def find_cdi_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
+    """Return the containers that start with CDI devices of a specification whose hooks are ours, as text.
+
+    Docker and Podman look the devices up at each start.  Another toolkit can define them, so they need not be removed.
+    """
+    kinds = {}
+    for directory in ("/etc/cdi", "/var/run/cdi"):
+        for path in expand(root, f"{directory}/*"):
+            text = _text(root, path)
+            if os.path.join(os.path.dirname(shim), OUR_HOOK) in text and (kind := _KIND.search(text)):
+                kinds[kind[1]] = path
+    users = [(f"Podman's container {one.name}", one.devices) for one in read_containers(root)] if kinds else []
+    for status in statuses if kinds else ():
+        if status.engine == "docker":
+            users += [(f"Docker's container {one.name}", one.devices) for one in _docker_containers(root, status)]
+    return [
+        f"{who}, made with {device}, starts again once another toolkit has written {spec}"
+        for who, devices in users
+        for device in devices[:1]
+        if (spec := kinds.get(device.partition("=")[0]))
+    ]
 
 
 def find_gpus_users(root: str, shim: str, statuses: list[EngineStatus], all_hooks: bool) -> list[str]:
@@ -97,11 +143,21 @@ def find_gpus_users(root: str, shim: str, statuses: list[EngineStatus], all_hook
         return []
     dockers = (status for status in statuses if status.engine == "docker")
     containers = itertools.chain.from_iterable(_docker_containers(root, status) for status in dockers)
-    return [f"Docker's container {name}, made with --gpus" for _, name, _, asks in containers if asks]
+    return [f"Docker's container {one.name}, made with --gpus" for one in containers if one.uses_gpus]
 
 
-def _docker_containers(root: str, status: EngineStatus) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield identity, name and runtime of each of Docker's containers, and whether it uses --gpus."""
+class _DockerContainer(NamedTuple):
+    """A container that Docker has made; ``uses_gpus``: with --gpus; ``devices``: CDI names."""
+
+    identity: str
+    name: str
+    runtime: str
+    uses_gpus: bool
+    devices: tuple[str, ...]
+
+
+def _docker_containers(root: str, status: EngineStatus) -> Iterator[_DockerContainer]:
+    """Yield each of Docker's containers."""
     data_root = str(read_merged(root, "docker", status.target, [])[1].get("data-root") or "/var/lib/docker")
     for path in expand(root, f"{data_root}/containers/*/hostconfig.json"):
         text, about = _text(root, path), os.path.join(os.path.dirname(path), "config.v2.json")
@@ -111,8 +167,11 @@ def _docker_containers(root: str, status: EngineStatus) -> Iterator[tuple[str, s
         # the text, of a file that was cut short when a disk was full
         named = re.search(r'"Runtime": ?"([^"]*)"', text)
         runtime = str(data.get("Runtime", named[1] if named else ""))
-        requests = filter(lambda one: isinstance(one, dict), data.get("DeviceRequests") or ())
-        yield identity, name, runtime, any(one.get("Driver") in ("", "nvidia") for one in requests)
+        requests = [one for one in data.get("DeviceRequests") or () if isinstance(one, dict)]
+        uses_gpus = any(one.get("Driver") in ("", "nvidia") for one in requests)
+        named_devices = (one.get("DeviceIDs") or () for one in requests if one.get("Driver") == "cdi")
+        devices = tuple(map(str, itertools.chain.from_iterable(named_devices)))
+        yield _DockerContainer(identity, name, runtime, uses_gpus, devices)
 
 
 def entries_of(root: str, shim: str, status: EngineStatus) -> list[RuntimeEntry]:

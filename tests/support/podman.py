@@ -86,7 +86,7 @@ class Podman(NamedTuple):
         (context / "Containerfile").write_text("FROM scratch\nCOPY rootfs /\n")
         words = [f"--annotation={key}={value}" for key, value in annotations.items()]
         try:
-            built = self._run(
+            built = self.run(
                 "", "build", "--isolation=chroot", "--no-cache", "--format=oci", f"--tag={name}", *words, context
             )
             assert built.returncode == 0, built.stderr
@@ -128,7 +128,7 @@ class Podman(NamedTuple):
         words = ["run", "--rm", "--name", name, f"--cgroup-parent=/{name}", *options]
         words += [f"--device={device}" for device in devices]
         try:
-            completed = self._run(str(recorder), *words, "--rootfs", rootfs, "true")
+            completed = self.run(str(recorder), *words, "--rootfs", rootfs, "true")
             wait_for("conmon to end", lambda: not machine.processes_of(str(self.directory)))
             record = Path(f"{recorder}.json")
             assert record.exists(), completed.stderr
@@ -147,7 +147,7 @@ class Podman(NamedTuple):
         On a busy machine Podman may end before it has read all that a short-lived container wrote; conmon's log has it.
         """
         log = self.directory / f"{name}.log"
-        completed = self._run(runtime, *words, "--log-driver=k8s-file", f"--log-opt=path={log}", *container)
+        completed = self.run(runtime, *words, "--log-driver=k8s-file", f"--log-opt=path={log}", *container)
         wait_for("conmon and its cleanup to end", lambda: not self._is_ending(name))
         if log.exists():
             completed.stdout = read_log(log.read_text())
@@ -159,7 +159,8 @@ class Podman(NamedTuple):
         lines = machine.processes_of(str(self.directory)).values()
         return any(f" -n {name} " in line or " container cleanup " in line for line in lines)
 
-    def _run(self, runtime: str, *words: str | os.PathLike[str]) -> Completed:
+    def run(self, runtime: str, *words: str | os.PathLike[str]) -> Completed:
+        """Run Podman with these words; returns how it went."""
         command, environment = self._command(runtime, *words)
         return run(command, check=False, env=environment)
 

@@ -14,11 +14,14 @@ from ocigpu.core.facts import to_data
 if TYPE_CHECKING:
     from ocigpu.engines.configure import ConfigureOptions, EnginePlan
     from ocigpu.engines.files import Root
+    from ocigpu.engines.status import EngineStatus
     from ocigpu.engines.wanted import Wanted
 
 VENDOR_NAME, VENDOR_RUNTIME = "nvidia", "nvidia-container-runtime"
 UNCONFIRMED = 3
 """Exit status when changes were shown, and nobody could be asked or the answer was no."""
+MAX_NEEDS = 5
+"""Things named in one message, and containers of one user in remarks."""
 
 
 def configure_command(
@@ -468,6 +471,7 @@ def leave_command(program: str = "", root: str = "/") -> None:
     from ocigpu.engines.files import Root, locked
     from ocigpu.engines.leave import (
         entries_of,
+        find_cdi_users,
         find_entries,
         find_generated,
         find_gpus_users,
@@ -489,6 +493,7 @@ def leave_command(program: str = "", root: str = "/") -> None:
         _refuse(find_entries(root, shim, statuses, program), hint)
         return
     _refuse(find_users(root, shim, statuses), "end and remove them first (docker rm, podman rm, ctr container rm)")
+    remarks = find_cdi_users(root, shim, statuses) + _ask_users(root, shim, statuses)
     waiting = find_waiting(root)
     for status in statuses:
         if not entries_of(root, shim, status):
@@ -513,9 +518,37 @@ def leave_command(program: str = "", root: str = "/") -> None:
         print(f"next step: systemctl restart {name}: pods whose runtime class names ocigpu fail until then")
     texts = dict.fromkeys(f"{engine} starts every container with it until: {step}" for engine, step in waiting)
     _refuse([*texts], "its file is as it was before ocigpu; do this step, then remove ocigpu again")
+    show.notes(remarks)
+
+
+def _ask_users(root: str, shim: str, statuses: "list[EngineStatus]") -> list[str]:
+    """Return what other users' Podman containers lose: a user's files keep nothing on the machine, so it is only said.
+
+    Those of users without a directory in /run/user are not looked at, and of users nothing without root's rights.
+    """
+    if root != "/" or os.geteuid():
+        return []
+    import pwd
+
+    from ocigpu.containers.users import ask_users
+    from ocigpu.engines.leave import find_podman_users
+    from ocigpu.engines.status import read_engine_status
+
+    def look(_places: object) -> list[str]:
+        os.environ["HOME"] = home = pwd.getpwuid(os.geteuid()).pw_dir
+        os.environ.pop("XDG_CONFIG_HOME", None)
+        return find_podman_users(shim, [*statuses, *read_engine_status(root)], home)[:MAX_NEEDS]
+
+    answers, notes = ask_users(look, 5.0)
+    return notes + [
+        f"user {user}: {text}, does not start without ocigpu (podman rm)"
+        for user, texts in answers.items()
+        if isinstance(texts, list)
+        for text in map(str, texts[:MAX_NEEDS])
+    ]
 
 
 def _refuse(needs: Sequence[str], hint: str) -> None:
     if needs:
-        more = f" (and {show.count(len(needs) - 1, 'other')})" if needs[1:] else ""
-        raise OcigpuError("OCIGPU-ENG-6", f"still needed: {needs[0]}{more}", hint)
+        more = f" (and {show.count(len(needs) - MAX_NEEDS, 'other')})" if needs[MAX_NEEDS:] else ""
+        raise OcigpuError("OCIGPU-ENG-6", f"still needed: {'; '.join(needs[:MAX_NEEDS])}{more}", hint)
