@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ def host(tmp_path: Path) -> Path:
     (tmp_path / "etc/docker").mkdir(parents=True)
     (tmp_path / "etc/docker/daemon.json").write_text(DAEMON)
     return tmp_path
+
+
+def test_directories_of_killed_runs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a run at work stay, and what only has such a name."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with ExitStack() as at_work, ExitStack() as cleanup:
+        other = Path(engine_test._make_directory(at_work))
+        killed = tmp_path / f"{engine_test.NAME}-killed"
+        (killed / "rootfs").mkdir(parents=True)
+        link = tmp_path / f"{engine_test.NAME}-link"
+        link.symlink_to(tmp_path)
+        own = Path(engine_test._make_directory(cleanup))
+        assert {*tmp_path.iterdir()} == {other, own, link}
 
 
 @pytest.mark.parametrize("program", ["", "/usr/bin/nvidia-cdi-hook"])

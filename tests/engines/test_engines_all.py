@@ -212,7 +212,7 @@ def test_what_a_container_lacks_is_said_line_by_line(machine: Machine, session_d
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("engine", ["docker", "containerd", "podman"])
 def test_nothing_is_left_behind_when_it_is_interrupted(machine: Machine, engine: str, number: int) -> None:
     """The moment is that at which something of it is there; wherever it has got to then, it must go."""
@@ -235,6 +235,9 @@ def test_nothing_is_left_behind_when_it_is_interrupted(machine: Machine, engine:
         wait_for("the image", lambda: bool(there()) or started.poll() is not None)
         os.killpg(started.pid, number)
         output = started.communicate(timeout=100)[0]
+    if number == signal.SIGKILL:
+        assert machine.remains()
+        machine.test(engine)  # the next run
     assert machine.remains() == "", output
 
 

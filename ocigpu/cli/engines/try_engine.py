@@ -4,14 +4,16 @@ The image is made of this machine's busybox, so that no registry is needed.  It,
 namespace have one name of their own, are removed at the end, and those of a run that was killed at the next start.
 """
 
+import fcntl
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ from ocigpu.core.vendors import VENDORS
 from ocigpu.engines import places
 from ocigpu.engines.files import locked
 from ocigpu.engines.status import EngineStatus, find_engines
+from ocigpu.system.paths import opened
 from ocigpu.system.programs import Finished, run_program
 
 NAME = "ocigpu-engine-test"
@@ -135,6 +138,7 @@ class Docker:
                 yield Way(f"{status.engine} run {' '.join(words)}", words, exact=False)
 
     def load(self, archive: str) -> Finished:
+        self.remove_image()  # of a run that was killed: it would stay, without a name
         return self._run("load", "--input", archive)
 
     def begin(self, way: Way, wanted: Expected) -> Finished:
@@ -240,7 +244,7 @@ def try_engines(named: str, settings: Settings, facts: HostFacts, notes: list[st
         engines = _find(named, facts, notes)
         if os.geteuid() == 0:
             cleanup.enter_context(locked())  # names are the same in every run
-        directory = cleanup.enter_context(tempfile.TemporaryDirectory(prefix=f"{NAME}-"))
+        directory = _make_directory(cleanup)
         programs = tuple(file.host_path for file in facts.binaries if file.container_path.endswith("/nvidia-smi"))
         loads = make_root(Path(directory, "rootfs"), programs)
         wanted = _wanted(facts, settings, f"{directory}/rootfs", bool(programs), loads)
@@ -251,6 +255,18 @@ def try_engines(named: str, settings: Settings, facts: HostFacts, notes: list[st
             with cleaning_up() as undo:
                 results += _test(each, ways, str(archive), wanted, undo, progress)
     return results
+
+
+def _make_directory(cleanup: ExitStack) -> str:
+    """Return a temporary directory, locked while this process lives; removes those of runs that were killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{NAME}-*"):
+        with suppress(OSError), opened(os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as fd:
+            if os.fstat(fd).st_uid == os.geteuid():  # in /tmp others may have given theirs this name
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+    directory = cleanup.enter_context(tempfile.TemporaryDirectory(prefix=f"{NAME}-"))
+    fcntl.flock(cleanup.enter_context(opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))), fcntl.LOCK_EX)
+    return directory
 
 
 def data_of(results: Sequence[Result], facts: HostFacts, notes: Sequence[str]) -> dict[str, Any]:
