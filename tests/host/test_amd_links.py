@@ -1,9 +1,11 @@
-"""XGMI links in KFD's topology: how many there are between two GPUs."""
+"""XGMI links in KFD's topology: how many there are between two GPUs; and what the GPUs are called."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from ocigpu.cli.front.main import main
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import read_facts
 from ocigpu.gpus.amd.simulated import simulate
@@ -53,3 +55,14 @@ def test_direct_links_are_counted(host: Path, text: str, count: int) -> None:
     facts = read_facts(settings)
     one, two, _ = (gpu.uuid for gpu in facts.gpus)
     assert read_links(settings, facts) == ((GpuLink(*sorted((one, two)), "XGMI", count),) if count else ())
+
+
+def test_list_names_the_models(host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As boards store them; a board that stores none, as the list of PCI ids does."""
+    devices = host / "sys/bus/pci/devices"
+    (devices / "0000:42:00.0/product_name").unlink()
+    (devices / "0000:43:00.0/product_name").write_text("\x1b[31mred\n")
+    (host / "config.toml").write_text(f'[simulation]\nroot = "{host}"\n')
+    assert main(["list", "--config", str(host / "config.toml"), "--json"]) == 0
+    models = [gpu["model"] for gpu in json.loads(capsys.readouterr().out)["gpus"]]
+    assert models == ["AMD Instinct MI300X OAM", "", "\\x1b[31mred"]

@@ -6,7 +6,7 @@ further partition of a GPU).  A partition slot that is not in use has DRM nodes 
 topology.
 """
 
-from ocigpu.core.errors import HostError
+from ocigpu.core.errors import HostError, printable
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts
 from ocigpu.core.record import NamedTuple
 from ocigpu.core.settings import Settings
@@ -27,6 +27,7 @@ TOPOLOGY = "class/kfd/kfd/topology/nodes"
 """Below sysfs."""
 MAX_TOPOLOGY = 1024
 MAX_PLATFORM = 1024
+MAX_PRODUCT = 256
 
 
 class KfdNode(NamedTuple):
@@ -46,7 +47,8 @@ class AmdGpu(NamedTuple):
     """One GPU, or one partition of a partitioned GPU.
 
     ``address``: of the GPU on the PCI bus.  ``partition``: counted from 0, -1 for a GPU that is not partitioned.
-    ``unique_id``: 0 for none.  ``compute``: KFD lists it, so ROCm can use it.
+    ``unique_id``: 0 for none.  ``compute``: KFD lists it, so ROCm can use it.  ``product``: the
+    name that the board stores, "" for none (Documentation/gpu/amdgpu/driver-misc.rst, product_name).
     """
 
     address: str
@@ -54,6 +56,7 @@ class AmdGpu(NamedTuple):
     unique_id: int
     compute: bool
     nodes: tuple[DeviceNode, ...]
+    product: str = ""
 
 
 class AmdFacts(NamedTuple):
@@ -81,13 +84,16 @@ def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
     partitions = _read_partitions(roots.sys, topology)
     gpus: list[AmdGpu] = []
     for address in addresses:
-        entries = read_drm_directory(f"{roots.sys}/bus/pci/devices/{address}/drm")
+        directory = f"{roots.sys}/bus/pci/devices/{address}"
+        entries = read_drm_directory(f"{directory}/drm")
+        product = printable((read_text(f"{directory}/product_name", MAX_PRODUCT) or "").strip())
         known = topology.get(render_minor(entries))
         others = partitions.get(_slot_of(address), [])
         members = [(known, entries), *others]
         for position, (kfd, drm) in enumerate(members):
             partition = position if others else -1
-            gpus.append(AmdGpu(address, partition, kfd.unique_id if kfd else 0, kfd is not None, reader.read_drm(drm)))
+            unique_id, nodes = kfd.unique_id if kfd else 0, reader.read_drm(drm)
+            gpus.append(AmdGpu(address, partition, unique_id, kfd is not None, nodes, product))
     gpus.sort(key=lambda gpu: not gpu.compute)
     unbound = tuple(
         function
@@ -133,7 +139,9 @@ def describe_host(facts: AmdFacts) -> HostFacts:
         name = unique_name(gpu, facts.gpus) or gpu.address
         error = "" if gpu.nodes else "it has no nodes below /dev/dri"
         minor = render.minor if render else -1
-        gpus.append(Gpu(index, minor, name, normal_bus_id(gpu.address), node=render, drm_nodes=others, error=error))
+        gpus.append(
+            Gpu(index, minor, name, normal_bus_id(gpu.address), gpu.product, node=render, drm_nodes=others, error=error)
+        )
     control = (facts.kfd,) if facts.kfd else ()
     return HostFacts(vendor="amd", source="sysfs", gpus=tuple(gpus), control_nodes=control, notes=facts.notes)
 
