@@ -12,12 +12,14 @@ from ocigpu import __version__
 from ocigpu.core import rawjson
 from ocigpu.core.record import NamedTuple
 from ocigpu.system.files import state_of
-from ocigpu.system.store import read_kept, write_kept
+from ocigpu.system.store import SEAL_BYTES, is_whole, read_cached, write_kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
     from typing import Any
+
+    Parsed = tuple["LoadedSpec | None", str]
 
 FORMAT = f"ocigpu {__version__} cdi 3 ".encode()
 """The number is another one with every change of the text's form, or of what ocigpu.cdi.check accepts."""
@@ -31,7 +33,8 @@ SETTLED_NS = 2_000_000_000
 class LoadedSpec(NamedTuple):
     """A checked specification: ``priority`` is the place of its directory in the list, a higher one wins.
 
-    ``edits``: its spec-level containerEdits.  ``body``: its devices, see above; begins and ends with a newline.
+    ``edits``: its spec-level containerEdits.  ``text``: has from ``begin`` to ``end`` its devices, see above, with a
+    newline before and after each; they are not copied, because thousands of them are megabytes.
     """
 
     path: str
@@ -40,21 +43,31 @@ class LoadedSpec(NamedTuple):
     version: str
     annotations: "dict[str, str]"
     edits: "dict[str, Any]"
-    body: bytes
+    text: bytes
+    begin: int
+    end: int
 
     def find(self, name: str) -> "dict[str, Any] | None":
         """Return the device of this name: its containerEdits, and annotations if it has any."""
         key = b"\n" + name.encode() + b"\t"
-        at = self.body.find(key)
+        at = self.text.find(key, self.begin, self.end)
         if at < 0:
             return None
         at += len(key)
-        device: dict[str, Any] = rawjson.parse(self.body[at : self.body.index(b"\n", at)].decode())
+        device: dict[str, Any] = rawjson.parse(self.text[at : self.text.index(b"\n", at)].decode())
         return device
+
+    def lines(self) -> list[list[bytes]]:
+        """Return name and JSON of every device, in the order of the file."""
+        return [line.split(b"\t", 1) for line in self.text[self.begin : self.end].split(b"\n") if line]
+
+    def checksum(self) -> int:
+        """Return a checksum of the devices."""
+        return crc32(memoryview(self.text)[self.begin : self.end])
 
     def device_names(self) -> tuple[str, ...]:
         """Return the names of all devices, in the order of the file."""
-        return tuple(line.partition(b"\t")[0].decode() for line in self.body.split(b"\n") if line)
+        return tuple(name.decode() for name, _ in self.lines())
 
 
 def render_text(spec: "dict[str, Any]") -> bytes:
@@ -72,18 +85,20 @@ def render_refusal(message: str) -> bytes:
     return (rawjson.dump({"refused": message}) + "\n").encode()
 
 
-def parse_text(text: bytes, path: str, priority: int) -> "tuple[LoadedSpec | None, str]":
+def parse_text(text: bytes, path: str, priority: int, begin: int = 0, end: int | None = None) -> "Parsed":
     """Return the specification of a text, or None and why its file was refused.
 
-    Raises ValueError, TypeError or LookupError for a text that is not ours.
+    ``begin``, ``end``: where in ``text`` it stands.  Raises ValueError, TypeError or LookupError for a text that is
+    not ours.
     """
-    end = text.index(b"\n")
-    header = rawjson.parse(text[:end].decode())
+    devices = text.index(b"\n", begin)
+    header = rawjson.parse(text[begin:devices].decode())
     if "refused" in header:
         return None, header["refused"]
     version, kind = header["cdiVersion"], header["kind"]
     annotations, edits = header.get("annotations", {}), header.get("containerEdits", {})
-    return LoadedSpec(path, priority, kind, version, annotations, edits, text[end:]), ""
+    end = len(text) if end is None else end
+    return LoadedSpec(path, priority, kind, version, annotations, edits, text, devices, end), ""
 
 
 def cache_name(path: str) -> str:
@@ -96,12 +111,16 @@ def _head(path: str, status: os.stat_result) -> bytes:
     return FORMAT + rawjson.dump([path, *state_of(status)]).encode()
 
 
-def read_cached_text(directory: int, path: str, status: os.stat_result) -> bytes:
-    """Return the text made from the file in this state, or nothing when it is missing or damaged."""
-    if directory < 0:
-        return b""
-    kept = read_kept(directory, cache_name(path), 2)
-    return kept[1] if kept and kept[0] == _head(path, status) else b""
+def read_cached_spec(directory: int, path: str, status: os.stat_result, priority: int) -> "Parsed | None":
+    """Return what was made from the file in this state, or None when it is missing, damaged or not of this version."""
+    content = read_cached(directory, cache_name(path)) if directory >= 0 else b""
+    head = _head(path, status) + b"\n"
+    if not content.startswith(head) or not is_whole(content):
+        return None
+    try:
+        return parse_text(content, path, priority, len(head), len(content) - SEAL_BYTES)
+    except (ValueError, TypeError, LookupError):  # not what this version writes
+        return None
 
 
 def write_cached_text(directory: int, path: str, status: os.stat_result, text: bytes, wanted: "Container[str]") -> None:

@@ -10,7 +10,7 @@ from ocigpu.cdi.cache import (
     LoadedSpec,
     cache_name,
     parse_text,
-    read_cached_text,
+    read_cached_spec,
     render_refusal,
     render_text,
     write_cached_text,
@@ -139,7 +139,7 @@ def _find_devices(kind: str, devices: list[str], specs: list[LoadedSpec]) -> "di
     """Return by qualified name the devices that ``specs``, all of this kind, define; raises OCIGPU-CDI-5."""
     found: dict[str, tuple[LoadedSpec, Device]] = {}
     for spec in specs:  # lowest priority first: what comes later wins
-        lines = dict(line.split(b"\t", 1) for line in spec.body.split(b"\n") if line) if len(devices) > MANY else None
+        lines = dict(spec.lines()) if len(devices) > MANY else None
         for name in devices:
             if lines is None:
                 device = spec.find(name)
@@ -241,12 +241,7 @@ def _load(path: str, priority: int, cache: int, wanted: set[str]) -> "tuple[Load
         return None, "not a regular file"
     if problem := why_untrusted(status.st_uid, status.st_mode):
         return None, problem
-    if text := read_cached_text(cache, path, status):
-        try:
-            return parse_text(text, path, priority)
-        except (ValueError, TypeError, LookupError):  # not what this version writes: parsed again
-            pass
-    return _parse(path, priority, status, cache, wanted)
+    return read_cached_spec(cache, path, status, priority) or _parse(path, priority, status, cache, wanted)
 
 
 def _parse(

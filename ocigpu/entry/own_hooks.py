@@ -212,7 +212,7 @@ def _find_declared(
     loader = read_loader_facts(root_fd)
     compat = [command.container_root for command in own.commands if isinstance(command, EnableCudaCompat)]
     has_compat = any(exists_inside(root_fd, path) for path in compat)
-    files = tuple((spec.path, crc32(spec.body), crc32(repr(spec.edits).encode())) for spec in resolved.specs)
+    files = tuple((spec.path, spec.checksum(), crc32(repr(spec.edits).encode())) for spec in resolved.specs)
     words = crc32(repr((own.commands, edit.mounts)).encode())
 
     def make() -> Declared:

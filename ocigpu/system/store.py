@@ -7,7 +7,7 @@ cache that cannot be used is never an error: the work is done again.
 import os
 from binascii import crc32
 
-from ocigpu.system.files import lock_file, open_regular, read_bounded, remove_drafts, remove_if_possible, replace_file
+from ocigpu.system.files import lock_file, open_regular, remove_drafts, remove_if_possible, replace_file
 from ocigpu.system.namespaces import in_initial_user_namespace
 
 TYPE_CHECKING = False
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SYSTEM_DIRECTORY = "/run/ocigpu"
 MAX_BYTES = 64 << 20
+SEAL_BYTES = 9
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -108,7 +109,8 @@ def read_cached(directory: int, name: str) -> bytes:
     """Return the content of a file of the cache; nothing for one that is missing, too large or untrusted."""
     try:
         with open_regular(name, directory, os.O_NOFOLLOW) as file:
-            return read_bounded(file, MAX_BYTES) if _is_ours(os.fstat(file.fileno())) else b""
+            status = os.fstat(file.fileno())  # nobody writes to it: a new one takes its place
+            return file.read(status.st_size) if _is_ours(status) and status.st_size <= MAX_BYTES else b""
     except OSError:
         return b""
 
@@ -149,10 +151,14 @@ def seal(body: bytes) -> bytes:
     return body + b"\n%08x" % crc32(body)
 
 
+def is_whole(content: bytes) -> bool:
+    """Tell whether content ends with the seal of what precedes it, which takes SEAL_BYTES."""
+    return content[-SEAL_BYTES:] == b"\n%08x" % crc32(memoryview(content)[:-SEAL_BYTES])
+
+
 def unseal(content: bytes) -> bytes:
     """Return the body that was sealed; nothing when the content is not whole."""
-    body, _, check = content.rpartition(b"\n")
-    return body if check == b"%08x" % crc32(body) else b""
+    return content[:-SEAL_BYTES] if is_whole(content) else b""
 
 
 def prune_cache(directory: int, prefix: str, wanted: "Container[str]", spare: int) -> None:

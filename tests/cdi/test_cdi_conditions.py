@@ -26,7 +26,7 @@ SOURCE = "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"
 
 def spec(kind: str = "nvidia.com/gpu", said: str | None = None) -> LoadedSpec:
     annotations = {} if said is None else {CAPABILITIES_ANNOTATION: said}
-    return LoadedSpec("/etc/cdi/nvidia.yaml", 0, kind, "0.6.0", annotations, {}, b"\n")
+    return LoadedSpec("/etc/cdi/nvidia.yaml", 0, kind, "0.6.0", annotations, {}, b"\n", 0, 1)
 
 
 def ask(bound: tuple[str, ...] = (), **required: str) -> Request:

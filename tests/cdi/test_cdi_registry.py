@@ -334,12 +334,17 @@ def kept(place: Path) -> Path:
     return path
 
 
+def contents(found: Registry) -> Any:
+    """What specifications say, wherever their text stands."""
+    return found.errors, [(spec._replace(text=b"", begin=0, end=0), spec.lines()) for spec in found.specs]
+
+
 def test_an_unchanged_file_is_parsed_once(place: Path, reads: list[str]) -> None:
     write(place / "0/a.yaml", YAML.format(kind="x.com/gpu", name="0"))
     write(place / "0/b.json", spec("y.com/gpu", _0="b"))
     first = read_registry(settings(place))
     assert reads == ["a.yaml", "b.json"]
-    assert read_registry(settings(place)) == first
+    assert contents(read_registry(settings(place))) == contents(first)
     assert reads == ["a.yaml", "b.json"]
 
 
