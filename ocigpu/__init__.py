@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 RUNTIME_SPEC = "1.3.0"
 """The version of the OCI runtime specification that the shim knows."""
-VENDOR_VERSION = "1.19.0"
+VENDOR_VERSION = "1.20.0"
 """The release of NVIDIA's toolkit whose commands, options and settings ocigpu understands.  Under NVIDIA's names the
 programs say it, since other tools compare it with what they need."""
 PRODUCTS = {
