@@ -501,7 +501,7 @@ def test_a_row_for_a_key_and_those_below_it_is_there_once() -> None:
         (b"x: &a [1,1,1,1,1,1,1,1,1]\n" + b"".join(b"y%d: &b%d [*%s]\n" % (n, n, b",*".join(
             [b"a" if n == 0 else b"b%d" % (n - 1)] * 9)) for n in range(8)), "counting each alias"),
         (b"#" * (1 << 20) + b"\n", "larger than 1 MiB"),
-        (b"hello: 1\n", "no chart of NVIDIA's"),
+        (b"hello: 1\n", "no known NVIDIA chart"),
         (b"tolerations: []\n", "has keys of device-plugin, gfd, dcgm-exporter"),
         (b"devicePlugin: {enabled: 'yes'}\nmig: {strategy: most}\n", 'expected true or false, found "yes"; '),
         (b"devicePlugin: 5\ntoolkit: {enabled: true}\n", "devicePlugin"),
@@ -676,7 +676,7 @@ def test_a_file_is_written_and_another_is_not_replaced(
         if said == "unchanged":
             file.write_text("arguments: [-n]\n")
     assert "arguments" not in target.read_text()
-    assert target.read_text().startswith("# Values of ocigpu's chart, imported from ")
+    assert target.read_text().startswith("# Values for ocigpu's chart, imported from ")
 
 
 def test_json_names_every_key_and_standard_input_is_read(

@@ -631,7 +631,7 @@ def test_the_page_names_values_that_the_chart_has() -> None:
     """Those of the table for who comes from NVIDIA's charts."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     page = (REPOSITORY / "docs/KUBERNETES.md").read_text()
-    table = page.partition("## From the values of NVIDIA's charts")[2].partition("\n## ")[0]
+    table = page.partition("## From values for NVIDIA's charts")[2].partition("\n## ")[0]
     rows = [line.split("|")[3] for line in table.splitlines() if line.startswith("| ")][1:]
     named = [name for row in rows for name in re.findall(r"`([a-z]\w+(?:\.\w+)*)`", row)]
     named = [name for name in named if name not in ("default", "flags", "flags.migStrategy")]

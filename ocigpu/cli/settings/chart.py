@@ -1,4 +1,4 @@
-"""``ocigpu chart``: values of NVIDIA's Helm charts for ours."""
+"""``ocigpu chart``: values for NVIDIA's Helm charts, converted for ours."""
 
 import contextlib
 import sys

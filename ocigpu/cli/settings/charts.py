@@ -1,4 +1,4 @@
-"""Values of NVIDIA's Helm charts, and what of them is a value of ocigpu's chart: charts.toml, and what reads it.
+"""Values for NVIDIA's Helm charts, and their equivalents in ocigpu's chart: charts.toml, and what reads it.
 
 A values file comes from somebody else: it is read within limits of size, depth and number, and what of it is written is
 checked before.  A test holds the result to the chart's own schema.
@@ -226,7 +226,7 @@ def find_chart(document: ValuesFile, where: str) -> str:
     best = [chart for chart, count in unknown.items() if count == min(unknown.values())]
     if len(best) == 1:
         return best[0]
-    what = f"has keys of {', '.join(best)}" if best else "has the keys of no chart of NVIDIA's that is known"
+    what = f"has keys of {', '.join(best)}" if best else "has the keys of no known NVIDIA chart"
     names = ", ".join(best or CHARTS)
     raise SettingsError(CODE, f"{where}: {what}", f"Name the chart with --from: {names}")
 
@@ -503,7 +503,7 @@ def _problem(row: ChartKey, value: Any) -> str:
     return ""
 
 
-# --- converters: our values by path, for a value of NVIDIA's
+# --- converters: our values by path, for a value for NVIDIA's charts
 
 
 def _copy(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
@@ -770,7 +770,7 @@ def _address(row: ChartKey, value: str, document: ValuesFile) -> dict[str, Any]:
 
 
 def _node_setting(row: ChartKey, value: str, _: ValuesFile) -> dict[str, Any]:
-    """Raise what becomes of a variable of NVIDIA's toolkit container that is a key (``flag``) of its config.toml."""
+    """Raise what becomes of a variable for NVIDIA's toolkit container that is a key (``flag``) of its config.toml."""
     kind = VENDOR_KEYS[row.flag].kind
     if kind == "bool" and value.lower() not in (*_TRUE, *_FALSE):
         raise NoCounterpartError(f"{shown(value)} is neither true nor false")
@@ -824,7 +824,7 @@ CONVERTERS: dict[str, Converter] = {
 class _Dumper(yaml.SafeDumper):
     """Writes texts so that YAML 1.1 and 1.2 both read texts, long ones as lines, and repeats what occurs twice."""
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - as PyYAML calls it
         return True
 
 
@@ -839,7 +839,7 @@ _Dumper.add_representer(str, _represent_text)
 
 def render_values(result: ValuesImport) -> str:
     """Return the values file: where it comes from, what has no counterpart, and the values."""
-    lines = [f"# Values of ocigpu's chart, imported from {quoted(name)[1:-1]} ({its})." for name, its in result.charts]
+    lines = [f"# Values for ocigpu's chart, imported from {quoted(name)[1:-1]} ({its})." for name, its in result.charts]
     lines += [f"# Note: {note}." for note in result.notes]
     if result.node_lines:
         lines.append(f"# Each node's {NODE_FILE} must contain (the chart does not write it):")
