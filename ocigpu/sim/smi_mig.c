@@ -141,27 +141,36 @@ static int count_gis(const char *chosen) {
     return count;
 }
 
+/* Print a table with a head of so many lines and a part for each GPU instance; returns the exit status. */
+static int list_of_gis(const char *chosen, int width, int wider, const char *const *lines, int count, int name_end,
+                       void (*print)(device_t gpu, device_t gi, int wider)) {
+    device_t gpu;
+
+    if (!count_gis(chosen))
+        return NO_DEVICES;
+    head(width, wider, lines, count, name_end);
+    EACH_GI(gpu, gi, chosen)
+        print(gpu, *gi, wider);
+    return OK;
+}
+
+static void print_gi(device_t gpu, device_t gi, int wider) {
+    struct gi_info info;
+
+    nvmlGpuInstanceGetInfo(gi, &info);
+    printf("|%4u  MIG %-*s%4u%9u%11u:%-6u|\n", gpu->index, 14 + wider, PROFILE(gi)->name, info.profile, info.id,
+           info.place.start, info.place.size);
+    border(55 + wider);
+}
+
 static int list_gis(const char *chosen) {
     static const char *const lines[] = {
         " GPU instances:                                        ",
         " GPU   Name             Profile  Instance   Placement  ",
         "                          ID       ID       Start:Size ",
     };
-    int wider = wider_than(14);
-    device_t gpu;
 
-    if (!count_gis(chosen))
-        return NO_DEVICES;
-    head(55, wider, lines, 3, 23);
-    EACH_GI(gpu, gi, chosen) {
-        struct gi_info info;
-
-        nvmlGpuInstanceGetInfo(*gi, &info);
-        printf("|%4u  MIG %-*s%4u%9u%11u:%-6u|\n", gpu->index, 14 + wider, PROFILE(*gi)->name, info.profile, info.id,
-               info.place.start, info.place.size);
-        border(55 + wider);
-    }
-    return OK;
+    return list_of_gis(chosen, 55, wider_than(14), lines, 3, 23, print_gi);
 }
 
 /* Return the profile of compute instances that takes all of a GPU instance. */
@@ -178,6 +187,22 @@ static nvml_return describe_ci(device_t gi, unsigned int number, struct ci_profi
     return nvmlGpuInstanceGetComputeInstanceProfileInfoV(gi, number, 0, info);
 }
 
+static void print_ci_profiles(device_t gpu, device_t gi, int wider) {
+    for (unsigned int number = 0, left; number < CI_PROFILES; number++) {
+        struct ci_profile_v2 info;
+
+        if (describe_ci(gi, number, &info) != SUCCESS)
+            continue;
+        if (nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gi, number, &left) != SUCCESS)
+            left = 0;
+        printf("|%4u%7d       %-*s%4u%c%6u/%-2u%12u%9u%6u%6u   |\n", gpu->index, gi->mig->gi, 18 + wider, info.name,
+               number, number == whole_of(gi) ? '*' : ' ', left, info.numbers[2], info.numbers[3], info.numbers[5],
+               info.numbers[6], info.numbers[8]);
+        printf("|%*u%6u         |\n", 71 + wider, info.numbers[4], info.numbers[7]);
+        border(86 + wider);
+    }
+}
+
 static int list_ci_profiles(const char *chosen) {
     static const char *const lines[] = {
         " Compute instance profiles:                                                           ",
@@ -185,27 +210,8 @@ static int list_ci_profiles(const char *chosen) {
         "       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  ",
         "         ID                                                          CE    JPEG       ",
     };
-    int wider = wider_than(11);
-    device_t gpu;
 
-    if (!count_gis(chosen))
-        return NO_DEVICES;
-    head(86, wider, lines, 4, 35);
-    EACH_GI(gpu, gi, chosen)
-        for (unsigned int number = 0, left; number < CI_PROFILES; number++) {
-            struct ci_profile_v2 info;
-
-            if (describe_ci(*gi, number, &info) != SUCCESS)
-                continue;
-            if (nvmlGpuInstanceGetComputeInstanceRemainingCapacity(*gi, number, &left) != SUCCESS)
-                left = 0;
-            printf("|%4u%7d       %-*s%4u%c%6u/%-2u%12u%9u%6u%6u   |\n", gpu->index, (*gi)->mig->gi, 18 + wider,
-                   info.name, number, number == whole_of(*gi) ? '*' : ' ', left, info.numbers[2], info.numbers[3],
-                   info.numbers[5], info.numbers[6], info.numbers[8]);
-            printf("|%*u%6u         |\n", 71 + wider, info.numbers[4], info.numbers[7]);
-            border(86 + wider);
-        }
-    return OK;
+    return list_of_gis(chosen, 86, wider_than(11), lines, 4, 35, print_ci_profiles);
 }
 
 static int list_cis(const char *gis_chosen, const char *chosen) {
