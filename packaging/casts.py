@@ -105,7 +105,7 @@ def record(words: Sequence[str], meanwhile: Callable[[float, Say], bool] = lambd
                 frames.append(Frame(now, rows))
             if ended or not meanwhile(now, lambda keys: _write(parent, keys)):
                 break
-            time.sleep(FRAME)
+            time.sleep(FRAME)  # a cast is in real time: this is its resolution
     finally:
         if process.poll() is None:
             process.terminate()

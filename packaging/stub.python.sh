@@ -13,5 +13,6 @@ try:
   exec(part()); use_image(file, part(), sys.path[-2] + "/")
 except Exception: pass # not there, or of another version: from the files
 try: @import@
-except Exception as error: sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
+except Exception as error: # whatever it is, it must be one line
+ sys.exit(f"{sys.argv[1]}: OCIGPU-INT-3: {type(error).__name__}: {error}")
 @call@' "$0" @words@

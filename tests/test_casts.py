@@ -9,7 +9,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "packaging"))
-import casts  # noqa: E402
+import casts  # noqa: E402 - of the directory that the line before adds
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 

@@ -12,7 +12,7 @@ from support.process import processor_seconds
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fuzz import targets  # noqa: E402
+from fuzz import targets  # noqa: E402 - of the directory that a line before adds
 
 SEEDS = {
     name: [path.read_bytes() for path in sorted((ROOT / "fuzz/corpus" / name).iterdir())] for name in targets.TARGETS

@@ -9,7 +9,7 @@ every module where there is no such file.
 import sys
 from _frozen_importlib import ModuleSpec
 from marshal import loads
-from posix import O_CLOEXEC, O_RDONLY, close, fstat, open, pread, stat  # noqa: A004
+from posix import O_CLOEXEC, O_RDONLY, close, fstat, open, pread, stat  # noqa: A004 - os loads more
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class ModuleImage:
     def exec_module(self, module: "ModuleType") -> None:
         """Execute a module's code in its namespace."""
         _, _, _, begin, length = self.modules[module.__name__]
-        exec(loads(pread(self.fd, length, self.codes + begin)), module.__dict__)  # noqa: S102, S302
+        exec(loads(pread(self.fd, length, self.codes + begin)), module.__dict__)  # noqa: S102, S302 - our own file
 
 
 def use_image(file: "Any", modules: "dict[str, tuple[str, int, int, int, int]]", base: str) -> None:

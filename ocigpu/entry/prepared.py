@@ -285,7 +285,7 @@ def _work(task: Task, meeting: _Meeting, stub: "Caller", ready: "Ready | None") 
 
     where = task.bundle if task.bundle.isprintable() else ""
     os.write(meeting.answer_fd, f"begin {stub.pid} {where}\n".encode("utf-8", "replace"))
-    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 - as long as we run
     log, status = open_log(task.settings), 0
     try:
         notes = run_prestart(read_state(), task.settings, task.spec, task.bundle, ready, stub)

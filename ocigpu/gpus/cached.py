@@ -367,7 +367,7 @@ def _store(directory: int, settings: Settings, told: _Told | None = None) -> "tu
 
     ``told``: NVML's answer, which is used if the host is unchanged.
     """
-    global _told  # noqa: PLW0603
+    global _told  # noqa: PLW0603 - as above
     from ocigpu.core.facts import facts_to_json
     from ocigpu.gpus.nvidia.discover import read_host_facts_and_places
 

@@ -36,7 +36,7 @@ def note_readings() -> "dict[str, int]":
 
 def stop_noting() -> None:
     """End what :func:`note_readings` began."""
-    global _noted  # noqa: PLW0603
+    global _noted  # noqa: PLW0603 - as above
     _noted = None
 
 

@@ -119,7 +119,7 @@ def load_prctl() -> None:
     Raises ApplyError (OCIGPU-LD-1) if it is not installed.
     """
     try:
-        import prctl  # noqa: F401
+        import prctl  # noqa: F401 - whether it is there
     except ImportError as error:
         raise ApplyError("OCIGPU-LD-1", f"ldconfig sandbox: {error}", how_to_install("cli")) from error
 

@@ -108,7 +108,7 @@ def execute_main(module: str, pipe: int, *words: object) -> str:
     code = f"import sys; sys.path += sys.argv[1:3]; from {module} import main; main(*sys.argv[3:])"
     command = [sys.executable, "-I", "-S", "-c", code, *sys.path, str(pipe), *map(str, words)]
     try:
-        os.execve(sys.executable, command, {})  # noqa: S606
+        os.execve(sys.executable, command, {})  # noqa: S606 - this interpreter again
     except OSError as error:
         return f"{sys.executable}: {error.strerror}"
 

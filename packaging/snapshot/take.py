@@ -64,7 +64,7 @@ class Finder:
     def exec_module(self, module: object) -> None:
         """Execute a module's source."""
         shown, module.__file__ = module.__file__, module.__spec__.loader_state  # it may read a file beside it
-        exec(apart(compile_file, module.__file__, shown), module.__dict__)  # noqa: S102
+        exec(apart(compile_file, module.__file__, shown), module.__dict__)  # noqa: S102 - our own sources, as import does
         module.__file__ = shown
 
 
@@ -170,7 +170,7 @@ here, library, library_now, site, site_now, stubs = sys.words
 sys.meta_path[2:] = [Finder([(library, library_now), (site, site_now), (sys.path[0], sys.path[0]), (here, here)])]
 programs = [module for module, _ in PROGRAMS.values()]
 import_whole([*programs, *WHEN_USED, *vendors_names(), *(f"encodings.{name}" for name in CODECS)])
-from ocigpu import ORDINARY, leave  # noqa: E402
+from ocigpu import ORDINARY, leave  # noqa: E402 - after what is imported apart
 
 environ = os.environ._data  # noqa: SLF001 - the table behind it
 mains = {

@@ -158,7 +158,7 @@ def test_a_docker_that_cannot_validate_is_not_told_to(release: str, checker: str
     (found,) = check_problems(host)
     assert found.fixes[1].startswith(checker)
     if release != "23.0.1":
-        said = subprocess.run(found.fixes[1], shell=True, capture_output=True, text=True, check=False)
+        said = subprocess.run(found.fixes[1], shell=True, capture_output=True, text=True, check=False)  # as typed
         assert (said.returncode, "line 2 column" in said.stderr) == (1, True)
 
 

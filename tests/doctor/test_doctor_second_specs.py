@@ -74,7 +74,7 @@ def test_a_specification_of_a_driver_that_is_gone_is_removed_and_not_written_aga
         shutil.rmtree(root / directory)
     (found,) = findings(root, "cdi-stale")
     assert (found.safe, found.fixes) == ((), (f"rm '{root}/{SPEC}'",))
-    subprocess.run(found.fixes[0], shell=True, check=True)
+    subprocess.run(found.fixes[0], shell=True, check=True)  # as people type it
     assert findings(root, "cdi-stale") == []
 
 

@@ -69,8 +69,8 @@ def node_labels_command(
     show: bool = False,
     remove: bool = False,
     remove_on_exit: bool = False,
-    kube_api_qps: float = 5.0,  # noqa: ARG001
-    kube_api_burst: int = 10,  # noqa: ARG001
+    kube_api_qps: float = 5.0,  # noqa: ARG001 - accepted as by NVIDIA's, without effect
+    kube_api_burst: int = 10,  # noqa: ARG001 - accepted as by NVIDIA's, without effect
     kubeconfig: str = "",
     node_name: str = "",
     namespace: str = "",

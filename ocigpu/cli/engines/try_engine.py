@@ -294,7 +294,7 @@ def _find(named: str, facts: HostFacts, notes: list[str]) -> list[tuple[Engine, 
                 hint = "start a pod that requests a GPU" if pods else f"as root: ocigpu engine test {name}"
                 notes.append(f"{name} is not tested: {why}")
             continue
-        status = status._replace(flavour="") if status.flavour == "custom" else status  # noqa: PLW2901
+        status = status._replace(flavour="") if status.flavour == "custom" else status  # noqa: PLW2901 - the same engine, named as people do
         each = Containerd(status) if status.engine == "containerd" else Docker(status.engine, status)
         if (status.configured or named) and (ways := list(each.ways(facts.vendors, notes))):
             found[name] = each, ways

@@ -102,7 +102,8 @@ def _values(metavar: str, before: "Sequence[str]", last: str) -> "Iterator[Candi
 def _settings(before: "Sequence[str]") -> "Settings":
     from ocigpu.cli.front.common import load_settings
 
-    given = [value for name, value in zip(before, before[1:], strict=False) if name == "--config"]  # noqa: RUF007
+    pairs = zip(before, before[1:], strict=False)  # noqa: RUF007 - itertools would be loaded for this alone
+    given = [value for name, value in pairs if name == "--config"]
     return load_settings(given[-1] if given else "")
 
 

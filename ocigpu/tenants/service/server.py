@@ -359,7 +359,8 @@ def _fetch(url: str) -> bytes:
     trusting = urllib.request.HTTPSHandler(context=client_context())
     opener = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}), trusting)
     try:
-        with opener.open(urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=10) as answer:  # noqa: S310
+        request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 - of the settings
+        with opener.open(request, timeout=10) as answer:
             data: bytes = answer.read(MAX_DOCUMENT + 1)
     except urllib.error.HTTPError as error:
         error.close()  # it has the answer's connection
