@@ -10,6 +10,7 @@ import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packageurl import PackageURL
@@ -17,6 +18,7 @@ from support import requirements
 from support.process import run, wait_for
 from support.product import REPOSITORY, SimulatedHost
 from support.scratch import ScratchMachine, scratch_machine
+from support.toolkit import write_toolkit
 
 from ocigpu import __version__
 
@@ -104,7 +106,7 @@ def test_apt_installs_upgrades_and_removes(
 
 
 def test_the_role_adds_the_repository_and_installs_from_it(
-    machine: ScratchMachine, session_directory: Path, simulated_host: SimulatedHost
+    machine: ScratchMachine, release: Path, session_directory: Path, simulated_host: SimulatedHost
 ) -> None:
     venv = session_directory / "ansible-release"
     run([sys.executable, "-m", "venv", venv])
@@ -113,6 +115,7 @@ def test_the_role_adds_the_repository_and_installs_from_it(
     (machine.root / "etc/apt/sources.list.d").mkdir()
     (machine.root / "etc/apt/keyrings/ocigpu.asc").unlink()
     (machine.root / "etc/ocigpu").mkdir()
+    (machine.root / "etc/docker/daemon.json").unlink(missing_ok=True)  # of whoever uses this machine
     shutil.copy(simulated_host.settings, machine.root / "etc/ocigpu/config.toml")
     chosen = {
         "ocigpu_release": f"http://127.0.0.1:{PORT}",
@@ -125,10 +128,33 @@ def test_the_role_adds_the_repository_and_installs_from_it(
     shutil.copytree(REPOSITORY / "packaging/ansible", session_directory / "role")  # the clone is not seen there
     site = str(session_directory / "role/site.yml")
     variables = {"HOME": str(session_directory / "ansible-release-home"), "LANG": "C.UTF-8"}
-    for changed in ("changed=4 ", "changed=0 "):
-        done = machine(*words, site, "--extra-vars", json.dumps(chosen), env=variables)
-        assert changed in done.stdout, done.stdout
+    toolkit = write_toolkit(session_directory / "role-toolkit")
+    (machine.root / "etc/apt/sources.list.d/toolkit.list").write_text(f"deb [trusted=yes] file:{toolkit} ./\n")
+    machine("apt-get", "update", "--error-on=any")
+    machine("apt-get", "install", "nvidia-container-toolkit")
+
+    def play(changed: int, *more: str, **given: Any) -> None:
+        done = machine(*words, site, "--extra-vars", json.dumps(chosen | given), *more, env=variables)
+        assert f"changed={changed} " in done.stdout, done.stdout
+
+    for changed in (4, 0):
+        play(changed)
     assert machine("ocigpu", "--version").returncode == 0
+    names = machine.root / "usr/bin/nvidia-container-runtime"
+    assert not names.is_symlink()
+    given: dict[str, Any] = {"ocigpu_nvidia_names": "ocigpu-nvidia-names"}
+    play(2, "--check", **given)  # a key is fetched before it can be compared
+    for changed in (1, 0):
+        play(changed, **given)
+    assert names.is_symlink()
+    for changed in (2, 0):  # the engine's configuration, and the package
+        play(changed, **given, ocigpu_remove=True, ocigpu_nvidia_toolkit="nvidia-container-toolkit")
+    assert names.is_file()
+    assert not names.is_symlink()
+    (by_path,) = release.glob("ocigpu-nvidia-names_*.deb")
+    play(2, ocigpu_nvidia_names=str(by_path))
+    play(2, ocigpu_nvidia_names=str(by_path), ocigpu_remove=True)
+    assert not names.exists()
 
 
 def test_apt_believes_no_list_that_another_key_has_signed(machine: ScratchMachine, release: Path) -> None:
