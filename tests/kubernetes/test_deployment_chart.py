@@ -361,6 +361,25 @@ def test_gpus_reach_the_pods_through_a_runtime_class_that_exists(found: list[Obj
         assert environment["NVIDIA_DRIVER_CAPABILITIES"] == wanted
 
 
+def test_the_pages_device_plugin_alone_serves_its_pod() -> None:
+    page = (REPOSITORY / "docs/KUBERNETES.md").read_text()
+    alone = page.partition("### The device plugin alone")[2].partition("\n## ")[0]
+    words = re.findall(r"--set (\S+)=(\S+)", alone)
+    values: dict[str, Any] = {}
+    for path, value in words:
+        section, name = path.split(".")
+        values.setdefault(section, {})[name] = {"false": False}.get(value, value)
+    found = objects(values, "ocigpu")
+    assert [f"daemonset/{name}" for name in of_kind(found, "DaemonSet")] == re.findall(r"daemonset/\S+", alone)
+    (template,) = pods_of(found).values()
+    label = re.findall(r"label node NODE (\S+)=(\S+)", alone)
+    assert admits(template["spec"], dict(label))
+    pod = yaml.safe_load(page.partition("**4. A pod**:\n\n")[2].partition("\n\nWith")[0])
+    kubernetes_validate.validate(pod, "1.30", strict=True)
+    assert pod["spec"]["runtimeClassName"] in of_kind(found, "RuntimeClass")
+    assert pod["metadata"]["name"] in re.findall(r"kubectl wait pod (\S+)", alone)
+
+
 def test_without_variables_the_pods_ask_by_a_mount() -> None:
     for pod, container in containers(objects(CASES["no variables"])):
         (mount,) = [each for each in container["volumeMounts"] if each["name"] == "all-gpus"]

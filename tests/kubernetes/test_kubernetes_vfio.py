@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 from support.allocation import DeviceSpec, Response, allocate
+from support.product import REPOSITORY
 from support.trees import Tree, pci_function, write_tree
 
 from ocigpu.core.facts import HostFacts
@@ -142,6 +144,21 @@ def test_what_is_offered_can_be_allocated(
         {f"PCI_RESOURCE_NVIDIA_COM_{name.upper()}": "0000:3b:00.0"},
         devices=tuple(DeviceSpec(path, path, "mrw") for path in paths),
     )
+
+
+def test_kubevirt_finds_the_resource_of_its_page(tmp_path: Path) -> None:
+    """By the name that it permits, and the variable that it makes of that name (user-guide, host-devices)."""
+    page = (REPOSITORY / "docs/KUBERNETES.md").read_text().partition("### KubeVirt")[2]
+    permitted, machine = (yaml.safe_load(part.partition("```")[0]) for part in page.split("```yaml\n")[1:3])
+    (host,) = permitted["spec"]["configuration"]["permittedHostDevices"]["pciHostDevices"]
+    name = host["resourceName"]
+    assert (host["externalResourceProvider"], machine["devices"]["gpus"][0]["deviceName"]) == (True, name)
+    read = facts(tmp_path, TWO)
+    vendor, _, model = host["pciVendorSelector"].partition(":")
+    assert (int(vendor, 16), int(model, 16)) == (0x10DE, 0x2330)
+    (resource,) = make_vfio_inventory(read, "gpu").resources
+    found = allocate(resource, ["112"], HostFacts(), Configuration(), Settings())
+    assert (resource.name, *found.envs) == (name, "PCI_RESOURCE_" + name.upper().replace("/", "_").replace(".", "_"))
 
 
 def test_numa_nodes_are_those_of_the_functions(tmp_path: Path) -> None:
