@@ -429,6 +429,28 @@ def test_all_engines_are_found_configured_and_set_back(node: Path, capsys: pytes
     assert main(["engine", "remove", *words]) == 0
 
 
+def test_docker_of_a_snap_is_left_alone(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An entry would name a program that the snap does not see; one that is there is taken back."""
+    snap = host / "var/snap/docker/current/config/daemon.json"
+    snap.parent.mkdir(parents=True)
+    snap.write_text(DAEMON)
+    (host / "snap/docker/current/bin").mkdir(parents=True)
+    (host / "snap/docker/current/bin/dockerd").write_text("#!/bin/sh\n")
+    words = ["--root", str(host), "--yes"]
+    assert main(["engine", "configure", *words]) == 1
+    assert "hint: docker (snap) is left alone" in capsys.readouterr().err
+    (host / "usr/local/bin/podman").write_text("#!/bin/sh\n")
+    (host / "usr/local/bin/podman").chmod(0o755)
+    assert main(["engine", "configure", *words]) == 0
+    assert "note: docker (snap) is left alone" in capsys.readouterr().out
+    assert snap.read_text() == DAEMON
+    place = ["docker", "--engine-config", "/var/snap/docker/current/config/daemon.json"]
+    assert main(["engine", "configure", *place, "--no-gpus-hook", "--root", str(host)]) == 0  # of an earlier version
+    assert snap.read_text() != DAEMON
+    assert main(["engine", "remove", *words]) == 0
+    assert snap.read_text() == DAEMON
+
+
 def test_an_engine_that_cannot_be_configured_keeps_no_other_from_it(
     node: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

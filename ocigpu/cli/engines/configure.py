@@ -109,7 +109,8 @@ def plan_targets(
     wanted = Wanted(name, path, default, cdi, kata, _starts_without_cgroups(root))
     targets, more = find_targets(named, wanted, root, config, drop_in)
     if not targets:
-        raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", "install one, or name it")
+        hint = "; ".join(more) or "install one, or name it"
+        raise OcigpuError("OCIGPU-ENG-5", "no container engine is installed here", hint)
     targets = {
         each: one._replace(gpus_hook=hook, hook_directory=hook_dir, leave_sandbox=leave_sandbox)
         for each, one in targets.items()
@@ -182,7 +183,8 @@ def find_targets(
 ) -> "tuple[dict[str, ConfigureOptions], list[str]]":
     """Return what to configure, by engine: the one that was named, else all that are here; and what to say of others.
 
-    A containerd that only Docker uses is left alone, unless there is something of ours in its files.
+    A containerd that only Docker uses is left alone, unless there is something of ours in its files.  So is Docker of a
+    snap: it has the root of its base, where our programs are not (canonical/docker-snap, snapcraft.yaml: strict).
     """
     from ocigpu.engines.configure import ConfigureOptions
     from ocigpu.engines.places import KUBERNETES
@@ -201,6 +203,9 @@ def find_targets(
     if any(one.engine == "containerd" and not one.cri and not one.configured for one in found):
         notes.append("containerd is left alone, as it serves Docker only (disabled_plugins has cri): name it to insist")
         found = [one for one in found if one.engine != "containerd" or one.cri or one.configured]
+    if any(one.flavour == "snap" and not one.configured for one in found):
+        notes.append("docker (snap) is left alone: it is confined and cannot run ocigpu (ocigpu doctor says more)")
+        found = [one for one in found if one.flavour != "snap" or one.configured]
     return {
         # CRI-O and Podman read directories of files
         one.name: ConfigureOptions(
