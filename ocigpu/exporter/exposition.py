@@ -4,25 +4,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ocigpu.exporter.collectors import Collector
-from ocigpu.exporter.metrics import CLOCK_COUNT, XID, XID_COUNT, XID_MESSAGES, XID_TOTAL
+from ocigpu.exporter.metrics import CLOCK_COUNT, METRICS, XID, XID_COUNT, XID_MESSAGES, XID_TOTAL
 from ocigpu.exporter.options import ExporterOptions, parse_devices
 from ocigpu.exporter.owners import WHOLE, Key, VfioDevice
+from ocigpu.exporter.pods import PodFacts
 from ocigpu.exporter.sample import GpuSample, Instance, Sample, Values
 from ocigpu.kubernetes.cluster.owners import Owner
 from ocigpu.system.exposition import Pairs, head_lines, label_text, number_text
 
 CLAIM_LABELS = ("dra_claim_name", "dra_claim_namespace", "dra_driver_name", "dra_pool_name", "dra_device_name")
 GPU_UP, VFIO_ALLOCATED = "ocigpu_exporter_gpu_up", "ocigpu_exporter_vfio_gpu_allocated"
+OWN_LABELS = frozenset((
+    "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID", "clock_event", "container_name", "device", "dra_mig_device_uuid",
+    "dra_mig_profile", "err_code", "err_msg", "gpu", "hpc_job", "iommu_group", "modelName", "pci_bus_id", "pod_name",
+    "pod_namespace", "pod_uid", "reason", "uuid", "vgpu", "window_size_in_ms", "xid", "gpu_id", "gpu_uuid",
+    "gpu_partition_id", "gpu_compute_partition_type", "gpu_memory_partition_type", "card_model", "serial_number",
+    *CLAIM_LABELS, *(metric.name for metric in METRICS if metric.kind == "label"),
+))  # fmt: skip
+"""Names of labels that series may have, besides those of pods: a pod's label may have none of them."""
+_UNKNOWN = PodFacts()
 
 
 class Picture(NamedTuple):
-    """A sample and its context.  ``jobs``: names of jobs; ``split``: values of one owner of a shared GPU."""
+    """A sample and its context.
+
+    ``jobs``: names of jobs; ``split``: values of one owner of a shared GPU; ``pods``: facts by namespace and name.
+    """
 
     sample: Sample
     owners: "Mapping[Key, Sequence[Owner]]" = {}
     jobs: "Mapping[tuple[int, int], Sequence[str]]" = {}
     split: "Mapping[tuple[Key, Owner], Values]" = {}
     vfio: Sequence[VfioDevice] = ()
+    pods: "Mapping[tuple[str, str], PodFacts]" = {}
 
 
 class _Entity(NamedTuple):
@@ -60,7 +74,7 @@ def render(collectors: Iterable[Collector], picture: Picture, options: ExporterO
         lines += head_lines(GPU_UP, "gauge", "Whether this GPU answers.")
         for gpu in picture.sample.gpus:
             lines.append(f"{GPU_UP}{{{label_text((*_gpu_labels(gpu, options), *host))}}} {int(not gpu.error)}")
-    lines += _vfio(picture.vfio, options, host)
+    lines += _vfio(picture, options, host)
     return "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -121,19 +135,24 @@ def _variants(
     jobs = () if gpu.names else picture.jobs.get((gpu.number, number), ())
     found: list[tuple[str, Values]] = []
     for owner in owners or (None,):
-        pairs = _owner_labels(owner, options) if owner else ()
+        pairs = _owner_labels(owner, options, picture.pods) if owner else ()
         if instance and owner and owner.claim and options.kubernetes_enable_dra:
             pairs += (("dra_mig_profile", instance.profile), ("dra_mig_device_uuid", instance.uuids[0]))
         values = picture.split.get(((gpu.uuid, number), owner), {}) if owner else {}
-        found += [(label_text((*pairs, *((("hpc_job", job),) if job else ()))), values) for job in jobs or ("",)]
+        labels = picture.pods.get((owner.namespace, owner.pod), _UNKNOWN).labels if owner else ()
+        found += [
+            (label_text((*pairs, *((("hpc_job", job),) if job else ()), *labels)), values) for job in jobs or ("",)
+        ]
     return tuple(found)
 
 
-def _owner_labels(owner: Owner, options: ExporterOptions) -> Pairs:
+def _owner_labels(owner: Owner, options: ExporterOptions, pods: "Mapping[tuple[str, str], PodFacts]") -> Pairs:
     names = ("pod_name", "pod_namespace", "container_name") if options.use_old_namespace else (
         "pod", "namespace", "container"
     )  # fmt: skip
     pairs = tuple(zip(names, owner[:3], strict=True))
+    if options.kubernetes_enable_pod_uid:
+        pairs = (*pairs, ("pod_uid", pods.get((owner.namespace, owner.pod), _UNKNOWN).uid))
     if owner.vgpu:
         pairs = (*pairs, ("vgpu", owner.vgpu))
     if owner.claim and options.kubernetes_enable_dra:
@@ -167,15 +186,15 @@ def _series(collector: Collector, entity: _Entity, options: ExporterOptions) -> 
             yield f"{collector.name}{{{known}{separator}{labels}}} {number_text(own.get(name, number))}"
 
 
-def _vfio(devices: Sequence[VfioDevice], options: ExporterOptions, host: Pairs) -> list[str]:
-    if not devices:
+def _vfio(picture: Picture, options: ExporterOptions, host: Pairs) -> list[str]:
+    if not picture.vfio:
         return []
     lines = head_lines(
         VFIO_ALLOCATED, "gauge", "Whether a pod has this GPU, which is for virtual machines and unknown to NVML."
     )
-    for device in devices:
+    for device in picture.vfio:
         labels = (("pci_bus_id", device.bus_id), ("iommu_group", str(device.group)), *host)
         for owner in device.owners or (None,):
-            pairs = _owner_labels(owner, options) if owner else ()
+            pairs = _owner_labels(owner, options, picture.pods) if owner else ()
             lines.append(f"{VFIO_ALLOCATED}{{{label_text((*labels, *pairs))}}} {int(bool(owner))}")
     return lines

@@ -23,6 +23,9 @@ class ExporterOptions(NamedTuple):
     kubernetes_gpu_id_type: str = "uid"
     kubernetes_virtual_gpus: bool = False
     kubernetes_enable_dra: bool = False
+    kubernetes_enable_pod_labels: bool = False
+    kubernetes_enable_pod_uid: bool = False
+    kubernetes_pod_label_allowlist_regex: tuple[str, ...] = ()
     nvidia_resource_names: tuple[str, ...] = ()
     resource_prefixes: tuple[str, ...] = ("nvidia.com/",)
     pod_resources_kubelet_socket: str = POD_RESOURCES_SOCKET

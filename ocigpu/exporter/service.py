@@ -16,9 +16,10 @@ from ocigpu.core.errors import HostError, SettingsError, as_own_error
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.exporter.collectors import Collector, read_collectors
-from ocigpu.exporter.exposition import Picture, render
+from ocigpu.exporter.exposition import OWN_LABELS, Picture, render
 from ocigpu.exporter.options import ExporterOptions, parse_address
 from ocigpu.exporter.owners import Owners, VfioDevice, find_owners, find_vfio_owners, read_jobs
+from ocigpu.exporter.pods import PodLookup, compile_allowlist
 from ocigpu.exporter.sample import GpuSample, Sample, join_samples
 from ocigpu.exporter.sampler import DEADLINE, Orders, Sampler
 from ocigpu.exporter.shares import find_split, read_pod_uids
@@ -135,6 +136,10 @@ class ExporterService:
         """By the names of vendors."""
         self._file = FollowedFile(options.collectors)
         self.collectors = self._read_collectors()
+        allowed = compile_allowlist(options.kubernetes_pod_label_allowlist_regex)
+        asks = options.kubernetes and (options.kubernetes_enable_pod_labels or options.kubernetes_enable_pod_uid)
+        labels = allowed if options.kubernetes_enable_pod_labels else None
+        self.pods = PodLookup(labels, OWN_LABELS) if asks else None
         host, port = parse_address(options.address)
         self._find_sources()
         self.web = WebServer(host, port, lambda: self.page, self.own_metrics, lambda: self.reloading)
@@ -142,6 +147,8 @@ class ExporterService:
     def run(self) -> None:
         """Collect and serve until SIGTERM, SIGINT or SIGQUIT; SIGHUP reads the list of metrics again."""
         with Signals() as signals:
+            if self.pods:
+                self.pods.start()
             for work in (self.web.serve_forever, self.collect):
                 threading.Thread(target=work, daemon=True).start()
             self.log("info", f"listening on port {self.web.server_port}", port=self.web.server_port)
@@ -260,8 +267,12 @@ class ExporterService:
                 self.options.kubernetes_virtual_gpus,
                 listing.claimed,
             )
+            uids = read_pod_uids(listing.held) if self.options.kubernetes_virtual_gpus else {}
+            if self.pods:
+                self._follow_pods(self.pods, owners)
+                uids |= {pod: facts.uid for pod, facts in self.pods.facts.items() if facts.uid}
             if self.options.kubernetes_virtual_gpus:
-                split = find_split(sample.gpus, owners.gpus, read_pod_uids(listing.held))
+                split = find_split(sample.gpus, owners.gpus, uids)
             try:
                 facts = read_vfio_facts(find_roots(self.settings))
             except HostError as error:
@@ -269,8 +280,17 @@ class ExporterService:
             else:
                 vfio = find_vfio_owners(facts.candidates, owners.others, listing.claimed)
         jobs = read_jobs(self.options.hpc_job_mapping_dir)
-        picture = Picture(sample, owners.gpus, jobs, split, vfio)
+        picture = Picture(sample, owners.gpus, jobs, split, vfio, self.pods.facts if self.pods else {})
         self.page = make_page(render(self.collectors, picture, self.options, self.hostname))
+
+    def _follow_pods(self, pods: PodLookup, owners: Owners) -> None:
+        """Have the pods with devices looked up, and log that it fails."""
+        held = (owner for each in (owners.gpus, owners.others) for some in each.values() for owner in some)
+        pods.follow((owner.namespace, owner.pod) for owner in held)
+        if pods.problem:
+            self.log.once("labels", "error", f"no labels or UIDs of new pods: {pods.problem}")
+        elif self.log.forget("labels"):
+            self.log("info", "the API server answers again")
 
     def _list_containers(self) -> "Listing":
         from ocigpu.kubernetes.cluster.pods import list_containers  # grpcio, which only this needs
@@ -314,5 +334,7 @@ class ExporterService:
                   not now.pods_problem if asked else None),
             gauge("ocigpu_exporter_pod_resources_duration_seconds", "How long the kubelet took.",
                   now.pods_seconds if asked else None),
+            gauge("ocigpu_exporter_pod_lookup_up", "Whether the API server answered the last query about pods.",
+                  not self.pods.problem if self.pods else None),
         ]  # fmt: skip
         return "".join(lines).encode()

@@ -34,7 +34,10 @@ CASES: dict[str, dict[str, Any]] = {
         "mig": True,
         "jsonLogs": True,
         "nodeLabels": {"target": "node", "vgpu": True, "args": ["--sleep-interval=5m"]},
-        "exporter": {"serviceMonitor": True, "collectors": "A, gauge, b\n\nB, gauge, c\n", "args": ["--no-hostname"]},
+        "exporter": {
+            "serviceMonitor": True, "collectors": "A, gauge, b\n\nB, gauge, c\n", "args": ["--no-hostname"],
+            "enablePodLabels": True, "enablePodUID": True, "podLabelAllowlistRegex": ["^app$", r"^a\.b/"],
+        },
         "devicePlugin": {"deviceListStrategy": "cdi-cri", "args": ["--pass-device-specs", "--mig-strategy", "single"]},
     },
     "several configurations": {

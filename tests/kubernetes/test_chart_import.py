@@ -167,7 +167,9 @@ def test_an_operators_values_of_a_fleet() -> None:
             "hostNetwork": True,
         },
         "dcgmExporter": {
-            "args": ["-n", "-r", "host:5555"], "annotations": {"a": "b"},
+            "args": ["-n", "-r", "host:5555", "--kubernetes-enable-pod-uid"], "annotations": {"a": "b"},
+            "enablePodUID": True, "podLabelAllowlistRegex": ["^app$"],
+            "env": [{"name": "DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS", "value": "true"}],
             "serviceMonitor": {"enabled": True, "interval": "30s", "additionalLabels": {"release": "prometheus"},
                                "relabelings": [{"action": "labeldrop", "regex": "instance"}]},
             "config": {"name": "metrics", "create": True, "data": "DCGM_FI_DEV_GPU_TEMP, gauge, temperature\n"},
@@ -182,6 +184,7 @@ def test_an_operators_values_of_a_fleet() -> None:
     assert words["toolkit.env.HTTPS_PROXY"] == UNNEEDED, "no program here connects through a proxy"
     (left,) = [entry.remark for entry in result.entries if entry.key == "dcgmExporter.args"]
     assert left.startswith("without -r host:5555: ")
+    assert "--kubernetes-enable-pod-uid: here exporter.enablePodUID" in left
     values = result.values
     assert values["host"] == {"driverRoot": "/"}
     assert values["config"]["files"] == files | {"default": files["whole"]}
@@ -207,7 +210,11 @@ def test_an_operators_values_of_a_fleet() -> None:
     assert [each["name"] for each in installer["env"]] == ["NODE_NAME"]
     exporter = pods["ocigpu-exporter"]["spec"]["template"]
     assert exporter["metadata"]["annotations"] == {"a": "b", "linkerd.io/inject": "1"}
-    assert exporter["spec"]["containers"][0]["args"][-1] == "-n"
+    assert exporter["spec"]["containers"][0]["args"][-5:] == [
+        "--kubernetes-enable-pod-labels=true", "--kubernetes-enable-pod-uid=true",
+        "--kubernetes-pod-label-allowlist-regex=^app$", "--collectors=/collectors/collectors.csv", "-n",
+    ]  # fmt: skip
+    assert exporter["spec"]["automountServiceAccountToken"] is True
     (monitor,) = of_kind(found, "ServiceMonitor").values()
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     (endpoint,) = monitor["spec"]["endpoints"]

@@ -99,7 +99,7 @@ def test_accounts_exist_and_only_those_that_ask_the_api_server_have_a_token(foun
     assert not any(each["automountServiceAccountToken"] for each in accounts.values())
     tokens = {pod["serviceAccountName"] for pod, _ in containers(found) if pod["automountServiceAccountToken"]}
     first = "gpus" if "gpus-node-labels" in accounts else "ocigpu"
-    asking = {f"{first}-{name}" for name in ("node-labels", *ON_HOST)}
+    asking = {f"{first}-{name}" for name in ("node-labels", "exporter", *ON_HOST)}
     assert tokens <= asking
     for kind in ("Role", "ClusterRole"):
         roles, bindings = of_kind(found, kind), of_kind(found, f"{kind}Binding")
@@ -149,6 +149,23 @@ def test_rights_are_those_that_the_program_uses(tmp_path: Path, target: str, rem
         used.add(("nfd.k8s-sigs.io", "nodefeatures", "create"))  # apply makes what is not there
     arguments = ["--remove-on-exit"] if removing else []
     assert rights(objects({"nodeLabels": {"target": target, "args": arguments}})) == used
+
+
+@pytest.mark.parametrize(
+    ("values", "asks"),
+    [
+        ({}, False),
+        ({"enablePodLabels": True}, True),
+        ({"enablePodUID": True}, True),
+        ({"enablePodUID": True, "pods": False}, False),
+        ({"enablePodUID": True, "enabled": False}, False),
+    ],
+)
+def test_the_exporter_may_read_pods_only_where_it_does(values: Object, asks: bool) -> None:
+    found = objects({"exporter": values, "nodeLabels": {"enabled": False}})
+    assert rights(found) == ({("", "pods", "get")} if asks else set())
+    tokens = {container["name"] for pod, container in containers(found) if pod["automountServiceAccountToken"]}
+    assert tokens == ({"exporter"} if asks else set())
 
 
 def flags_of(container: Object, environment: dict[str, str]) -> CommandInput | None:

@@ -449,7 +449,7 @@ def test_the_list_of_metrics_is_followed_and_a_bad_one_changes_nothing(
     [
         (["--collectors", "/none.csv"], "OCIGPU-KUBE-4", 1, "collectors /none.csv: No such file"),
         (["--collectors", "/dev/zero"], "OCIGPU-KUBE-4", 1, "it is not a file"),
-        (["--kubernetes-enable-pod-uid"], "OCIGPU-KUBE-4", 1, "--kubernetes-enable-pod-uid"),
+        (["--kubernetes-pod-label-allowlist-regex=(a"], "OCIGPU-KUBE-4", 1, "--kubernetes-pod-label-allowlist-regex"),
         (["--frobnicate"], "OCIGPU-ARG-1", 2, "--frobnicate"),
         (["--address", "192.0.2.1:1"], "OCIGPU-KUBE-3", 1, "listen on 192.0.2.1:1"),
     ],

@@ -190,7 +190,7 @@ def test_a_flag_comes_before_its_variable_and_that_before_the_default() -> None:
         (["--hostname-label=host"], {}, "--hostname-label"),
         (["--configmap-data", "ns:name"], {}, "--configmap-data"),
         ([], {"DCGM_EXPORTER_CONFIGMAP_DATA": "ns:name"}, "DCGM_EXPORTER_CONFIGMAP_DATA"),
-        (["--kubernetes-enable-pod-uid"], {}, "--kubernetes-enable-pod-uid"),
+        (["--kubernetes-enable-pod-uid=perhaps"], {}, "--kubernetes-enable-pod-uid"),
         ([], {"KUBERNETES_ENABLE_DRA": "perhaps"}, "KUBERNETES_ENABLE_DRA"),
         (["--remote-hostengine-info=localhost:5555"], {}, "--remote-hostengine-info"),
         (["--web-config-file", "x"], {}, "--web-config-file"),
@@ -211,7 +211,7 @@ def test_a_value_that_is_refused_is_named(words: list[str], variables: dict[str,
     ("words", "variables"),
     [
         (["--configmap-data", "none"], {"DCGM_EXPORTER_CONFIGMAP_DATA": "none"}),
-        (["--kubernetes-enable-pod-uid=false", "-s", "f"], {"KUBERNETES_ENABLE_DRA": "", "DCGM_LOG_LEVEL": ""}),
+        (["--config-file=", "-s", "f"], {"KUBERNETES_ENABLE_DRA": "", "DCGM_LOG_LEVEL": ""}),
     ],
 )
 def test_refused_options_that_ask_for_nothing_are_accepted(words: list[str], variables: dict[str, str]) -> None:

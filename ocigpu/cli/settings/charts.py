@@ -55,6 +55,12 @@ _HEADINGS = re.compile(rb"\A(USER-SUPPLIED|COMPUTED) VALUES:[ \t]*\r?(\n|\Z)")
 _COLLECTORS = ("-f", "--collectors")
 _USUAL = ("/etc/dcgm-exporter/default-counters.csv", "/etc/dcgm-exporter/dcp-metrics-included.csv")
 """Files of dcgm-exporter's image."""
+_FOR_PODS = {
+    "--kubernetes-enable-pod-labels": "enablePodLabels",
+    "--kubernetes-enable-pod-uid": "enablePodUID",
+    "--kubernetes-pod-label-allowlist-regex": "podLabelAllowlistRegex",
+}
+"""Options for which the exporter needs a right, by our values."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
@@ -557,6 +563,8 @@ def _why_refused(program: str, words: list[str]) -> str:
         return "metrics are exporter.collectors"
     if program == "exporter" and words[0].partition("=")[0] in ("-a", "--address"):
         return "here exporter.port"
+    if program == "exporter" and (here := _FOR_PODS.get(words[0].partition("=")[0])):
+        return f"here exporter.{here}, which also grants the right"
     try:
         _accept(program, words, {})
     except NoCounterpartError as error:

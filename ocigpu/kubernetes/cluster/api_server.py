@@ -23,6 +23,9 @@ TIMEOUT = 10.0
 PAUSES = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each repetition of a request that met a busy or absent server."""
 MAX_ANSWER = 4 << 20
+JSON = "application/json"
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""Of an object its metadata alone ("Kubernetes API Concepts": alternate representations of resources)."""
 _BUSY = (409, 429, 500, 502, 503, 504)
 """409: another writer was faster; the others say that the server cannot answer now (RFC 9110, RFC 6585)."""
 
@@ -56,7 +59,12 @@ def read_namespace(server: ApiServer) -> str:
 
 
 def request(
-    server: ApiServer, method: str, path: str, body: Any = None, sleep: Callable[[float], None] = time.sleep
+    server: ApiServer,
+    method: str,
+    path: str,
+    body: Any = None,
+    sleep: Callable[[float], None] = time.sleep,
+    accept: str = JSON,
 ) -> ApiAnswer:
     """Send one request and return the answer, of status 2xx or 404; PATCH is server-side apply.
 
@@ -67,7 +75,7 @@ def request(
     pauses = iter(PAUSES)
     while True:
         try:
-            answer = _send(server, method, path, body)
+            answer = _send(server, method, path, body, accept)
             if answer.status < 300 or answer.status == 404:
                 return answer
             problem = _describe(answer)
@@ -92,16 +100,16 @@ def apply_to_node(server: ApiServer, node: str, metadata: "dict[str, Any]", mana
     return apply(server, f"/api/v1/nodes/{node}", document, manager)
 
 
-def _send(server: ApiServer, method: str, path: str, body: Any) -> ApiAnswer:
+def _send(server: ApiServer, method: str, path: str, body: Any, accept: str) -> ApiAnswer:
     authority = _read(f"{server.account}/ca.crt")
     if not authority:  # the system's authorities would take its place, and might vouch for another server
         raise HostError("OCIGPU-KUBE-5", f"service account: {quoted(f'{server.account}/ca.crt')}: it is empty")
     context = client_context(cadata=authority)
     connection = http.client.HTTPSConnection(server.host, server.port, timeout=TIMEOUT, context=context)
     # the kubelet renews the token, so every request reads it again
-    headers = {"Authorization": f"Bearer {_read(f'{server.account}/token').strip()}", "Accept": "application/json"}
+    headers = {"Authorization": f"Bearer {_read(f'{server.account}/token').strip()}", "Accept": accept}
     if body is not None:
-        headers["Content-Type"] = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
+        headers["Content-Type"] = "application/apply-patch+yaml" if method == "PATCH" else JSON
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()

@@ -94,7 +94,7 @@ def _compare(one: Any, two: Any) -> Any:
 
 
 def _find(text: Any, pattern: Any) -> Any:
-    import re2  # type: ignore[import-untyped]  # cel-python's own: its time is linear in the text, as in Go
+    import re2  # cel-python's own: its time is linear in the text, as in Go
 
     found = re2.search(str(pattern), str(text))
     return celpy().celtypes.StringType(found.group(0) if found else "")

@@ -158,6 +158,11 @@ gpu-feature-discovery
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the exporter asks the API server about pods; "" if not. */}}
+{{- define "ocigpu.asksForPods" -}}
+{{- if and .Values.exporter.enabled .Values.exporter.pods (or .Values.exporter.enablePodLabels .Values.exporter.enablePodUID) }}yes{{ end }}
+{{- end -}}
+
 {{/* What all pods have. */}}
 {{- define "ocigpu.pod" -}}
 {{- $installer := or (eq .component "node-installer") (eq .component "mig-manager") (eq .component "lease-agent") }}
@@ -177,7 +182,8 @@ nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 serviceAccountName: {{ include "ocigpu.name" .root }}-{{ .component }}
-automountServiceAccountToken: {{ or $installer (eq .component "node-labels") (eq .component "dra-driver") }}
+{{- $asks := and (eq .component "exporter") (eq (include "ocigpu.asksForPods" .root) "yes") }}
+automountServiceAccountToken: {{ or $installer (eq .component "node-labels") (eq .component "dra-driver") $asks }}
 {{- if .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range $secret := .root.Values.image.pullSecrets }}
