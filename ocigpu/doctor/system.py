@@ -62,7 +62,11 @@ def check_ldconfig(host: Host) -> list[Finding]:
 
 
 def check_selinux(host: Host) -> list[Finding]:
-    """Does SELinux let containers use devices?"""
+    """Does SELinux let containers use devices?
+
+    Newer policies have a boolean for less than all devices, with NVIDIA's, which are xserver_misc_device_t
+    (container-selinux, container.te: container_use_xserver_devices).
+    """
     if not host.exists("/sys/fs"):
         return [not_checked(f"{host.sys}/fs does not exist")]
     enforce = (host.text("/sys/fs/selinux/enforce") or "").strip()
@@ -71,6 +75,9 @@ def check_selinux(host: Host) -> list[Finding]:
         return [ok("SELinux does not enforce", host.evidence("/sys/fs/selinux/enforce", found))]
     boolean = "/sys/fs/selinux/booleans/container_use_devices"
     value = (host.text(boolean) or "").split()
+    narrow = "/sys/fs/selinux/booleans/container_use_xserver_devices"
+    if value[:1] != ["1"] and not host.other_vendors and host.exists(narrow):
+        boolean, value = narrow, (host.text(narrow) or "").split()
     evidence: tuple[Evidence, ...] = (
         host.evidence("/sys/fs/selinux/enforce", "1 (enforcing)"),
         host.evidence(boolean, value[0] if value else "not there", "1"),
@@ -82,7 +89,8 @@ def check_selinux(host: Host) -> list[Finding]:
         evidence += (Evidence("kernel log", denied[-1]),)
     if not value and not denied:
         return [not_checked("SELinux enforces, and its policy has no container_use_devices to look at", *evidence)]
-    return [say(f"selinux-denies.{'denied' if denied else 'off'}", *evidence)]
+    name = boolean.rpartition("/")[2]
+    return [say(f"selinux-denies.{'denied' if denied else 'off'}", *evidence, boolean=name)]
 
 
 def _denied(host: Host, kind: str) -> list[str]:

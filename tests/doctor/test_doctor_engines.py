@@ -18,6 +18,7 @@ from ocigpu.doctor.live import DockerAnswer
 from ocigpu.doctor.messages import find_messages
 from ocigpu.doctor.report import run_checks
 from ocigpu.doctor.spec_files import Specs
+from ocigpu.doctor.system import check_selinux
 from ocigpu.doctor.works import find_works, is_ready
 from ocigpu.engines.status import EngineStatus, RuntimeEntry, read_engine_status
 
@@ -193,3 +194,23 @@ def test_settings_that_refuse_are_notes_and_the_host_is_ready(broken: Broken, ru
     assert [item.severity for item in found] == ["note", "note"]
     assert "compute, utility only" in found[1].text
     assert "your system is ready" in run("doctor", "--root", root)[1]
+
+
+def test_selinux_has_a_boolean_for_less_than_all_devices(tmp_path: Path) -> None:
+    booleans = tmp_path / "sys/fs/selinux/booleans"
+    booleans.mkdir(parents=True)
+    (booleans.parent / "enforce").write_text("1")
+    put(tmp_path, "/var/log/kern.log", "kernel: nothing\n")
+    seen = []
+    for name, value in (
+        ("container_use_devices", "0 0"),
+        ("container_use_xserver_devices", "0 0"),
+        ("container_use_xserver_devices", "1 1"),
+        ("container_use_xserver_devices", "0 0"),
+        ("container_use_devices", "1 1"),
+    ):
+        (booleans / name).write_text(value)
+        (found,) = check_selinux(Host(str(tmp_path)))
+        seen.append((found.severity, found.fixes[:1]))
+    narrow = ("warning", ("setsebool -P container_use_xserver_devices on",))
+    assert seen == [("warning", ("setsebool -P container_use_devices on",)), narrow, ("ok", ()), narrow, ("ok", ())]
