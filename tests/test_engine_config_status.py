@@ -8,6 +8,7 @@ import pytest
 from support.engine_roots import PATHS, RUNTIME, make_host, options, put
 
 from ocigpu.core.errors import OcigpuError
+from ocigpu.engines import places
 from ocigpu.engines.configure import main_config
 from ocigpu.engines.places import parse_release, running_daemons
 from ocigpu.engines.status import EngineStatus, read_engine_status, read_spec_dirs
@@ -30,6 +31,19 @@ def status_of(host: Path, engine: str, flavour: str = "") -> EngineStatus:
 def process(host: Path, pid: int, command: str, ids: str = "", uid: int = 0) -> None:
     put(host, f"/proc/{pid}/cmdline", command.replace(" ", "\0") + "\0")
     put(host, f"/proc/{pid}/status", f"Name:\tx\nNSpid:\t{ids or pid}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+
+
+def test_a_rootless_daemon_does_not_read_roots_file(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose own file does not exist yet: what root has configured is not its configuration."""
+    own = "/home/somebody/.config/docker/daemon.json"
+    monkeypatch.setattr(places, "home_config", lambda _root, name: f"/home/somebody/.config/{name}")
+    monkeypatch.setattr("os.geteuid", lambda: 4321)
+    put(host, "/etc/docker/daemon.json", json.dumps({"runtimes": {"ocigpu": {"path": RUNTIME}}}))
+    process(host, 7, "dockerd --rootless", uid=4321)
+    roots, users = status_of(host, "docker"), status_of(host, "docker", "rootless")
+    assert (roots.configured, roots.running) == (True, False)
+    assert (users.target, users.configured, users.running) == (own, False, True)
+    assert main_config(options(host, "docker")) == own
 
 
 def test_a_process_of_another_user_is_no_engine(host: Path) -> None:

@@ -230,6 +230,8 @@ def running_daemons(root: str) -> list[Daemon]:
         engine = names.get(os.path.basename(words[0]))
         if engine and not is_foreign(root, f"/proc/{pid}"):
             config = _config_of(words)
+            if engine == "docker" and not config and "0" not in _status(root, f"/proc/{pid}").get("Uid:", ["0"]):
+                config = home_config(root, "docker/daemon.json")  # rootless: it does not read /etc (docs.docker.com)
             if not config.endswith("/containerd/containerd.toml"):
                 options = tuple(word[2:].partition("=")[0] for word in words if word.startswith("--"))
                 found.append(Daemon(engine, int(pid), config, options))

@@ -150,7 +150,8 @@ def _find_installations(root: str, daemons: "Sequence[places.Daemon]") -> "Itera
     known = {path for _, _, path in candidates}
     candidates += [(d.engine, "custom", d.config) for d in daemons if d.config and d.config not in known]
     for engine, flavour, path in candidates:
-        if not flavour or (path and places.file_mode(root, path) is not None) or _has_drop_ins(root, engine, path):
+        there = path and (places.file_mode(root, path) is not None or any(one.config == path for one in daemons))
+        if not flavour or there or _has_drop_ins(root, engine, path):
             yield engine, flavour, path
 
 
