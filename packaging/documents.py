@@ -101,6 +101,7 @@ def render_metrics() -> str:
     from ocigpu.exporter.metrics import METRICS, NOT_FROM_NVML
     from ocigpu.exporter.options import OPTIONS, REFUSED
     from ocigpu.gpus.amd.sampler import METRICS as OF_AMD
+    from ocigpu.kubernetes.dra import metrics as dra
     from ocigpu.kubernetes.leases import metrics as leases
     from ocigpu.system.options import ANYTHING
 
@@ -110,6 +111,7 @@ def render_metrics() -> str:
 
     tables = {
         "metrics": [(f"`{each.name}`", each.kind, each.source, "yes" * each.default) for each in METRICS],
+        "dra": [(f"`{name}`", *words) for name, words in dra.METRICS.items()],
         "leases": [(f"`{name}`", *words) for name, words in leases.METRICS.items()],
         "missing": [(f"`{prefix}*`", why) for prefix, why in NOT_FROM_NVML],
         "obeyed": [row(option, option.meaning) for option in OPTIONS],

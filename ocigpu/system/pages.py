@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import h11
 
-from ocigpu.core.errors import HostError, OsErrorAs
-from ocigpu.system.service import Door, cut, listen_tcp
+from ocigpu.core.errors import HostError, OsErrorAs, SettingsError, quoted
+from ocigpu.system.service import Door, cut, listen_tcp, split_address
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TIMEOUT = 10.0
@@ -211,3 +211,16 @@ async def _send(client: socket.socket, connection: h11.Connection, answer: WebAn
     for event in (head, *body, h11.EndOfMessage()):
         for part in connection.send_with_data_passthrough(event) or ():
             await asyncio.get_running_loop().sock_sendall(client, part)
+
+
+def serve_metrics(address: str, render: Callable[[], bytes], option: str = "--metrics") -> WebServer:
+    """Serve /metrics in a thread, made for each request; ``option``: that has the address.
+
+    Raises SettingsError (OCIGPU-KUBE-4), HostError (OCIGPU-KUBE-3).
+    """
+    place = split_address(address)
+    if place is None:
+        raise SettingsError("OCIGPU-KUBE-4", f"{option}: {quoted(address)} is not [HOST]:PORT")
+    server = WebServer(*place, Page, render, lambda: False)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server

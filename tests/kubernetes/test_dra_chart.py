@@ -76,6 +76,16 @@ def test_objects_are_those_of_kubernetes_and_the_program_understands_its_words()
     assert "/data/kubelet/pod-resources" in {each["mountPath"] for each in container["volumeMounts"]}
 
 
+def test_the_drivers_metrics_have_a_port_and_a_service_only_if_they_are_wanted() -> None:
+    assert not of_kind(FOUND, "Service").get("ocigpu-dra-driver")
+    found = objects({"dra": {"enabled": True, "metricsPort": 9403}})
+    service = of_kind(found, "Service")["ocigpu-dra-driver"]["spec"]
+    ((_, container),) = [(pod, each) for pod, each in containers(found) if each["args"][0] == "dra-driver"]
+    assert "--http-endpoint=:9403" in container["args"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": 9403}]
+    assert service["ports"] == [{"name": "metrics", "port": 9403, "targetPort": "metrics"}]
+
+
 def test_classes_choose_the_devices_of_their_kind() -> None:
     classes = of_kind(FOUND, "DeviceClass")
     assert classes["gpu.nvidia.com"]["spec"]["extendedResourceName"] == "nvidia.com/gpu"

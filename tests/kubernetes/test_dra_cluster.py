@@ -72,13 +72,13 @@ def pools(cluster: Cluster) -> list[tuple[int, int, int]]:
 def test_a_node_publishes_once(cluster: Gated) -> None:
     node = cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
     ours = Publishing(cluster)
-    assert ours.publisher.publish(DEVICES) == (1, 0, ApiFeatures())
+    assert ours.publisher.publish(DEVICES) == (1, 0, ApiFeatures(), 1)
     assert pools(cluster) == [(1, 1, 8)]
     (found,) = cluster.objects("ResourceSlice")
     assert found["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
     before = len([method for method, _ in cluster.requests if method != "GET"])
-    assert ours.publisher.publish(DEVICES) == (0, 0, ApiFeatures())
-    assert Publishing(cluster).publisher.publish(DEVICES) == (0, 0, ApiFeatures()), "a new driver knows what is there"
+    assert ours.publisher.publish(DEVICES) == (0, 0, ApiFeatures(), 1)
+    assert Publishing(cluster).publisher.publish(DEVICES) == (0, 0, ApiFeatures(), 1), "a new driver knows what is there"
     assert len([method for method, _ in cluster.requests if method != "GET"]) == before
     assert ours.publisher.publish(DEVICES[1:]) == (1, 1, ApiFeatures())
     assert pools(cluster) == [(2, 1, 7)]
@@ -118,6 +118,37 @@ def test_taints_that_are_dropped_take_the_device_away(cluster: Gated) -> None:
     ours = Publishing(cluster)
     assert ours.publisher.publish((sick, *DEVICES[1:])).features == ApiFeatures(taints=False)
     assert pools(cluster) == [(1, 1, 7)]
+
+
+def test_a_server_without_the_effect_none_gets_no_such_taints(cluster: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes before 1.35 refuses the slice; its words are those of field.NotSupported."""
+    noted = DEVICES[0]._replace(taints=(Taint(f"{DRIVER}/xid", "31", "None"),))
+    sick = DEVICES[1]._replace(taints=(Taint(f"{DRIVER}/xid", "79"),))
+    everything = (noted, sick, *DEVICES[2:])
+    ours = Publishing(cluster)
+    create = ours.cluster.create_slice
+
+    def refuse(document: dict[str, Any]) -> Any:
+        taints = [taint for each in document["spec"]["devices"] for taint in each.get("taints", ())]
+        if any(taint["effect"] == "None" for taint in taints):
+            text = 'spec.devices[0].taints[0].effect: Unsupported value: "None": supported values: "NoExecute"'
+            raise HostError("OCIGPU-KUBE-5", f"API server: POST resourceslices: 422: {text}")
+        return create(document)
+
+    monkeypatch.setattr(ours.cluster, "create_slice", refuse)
+    done = ours.publisher.publish(everything)
+    assert (done.features, done.features.missing, done.slices) == (ApiFeatures(notes=False), (), 1)
+    (published,) = cluster.objects("ResourceSlice")
+    effects = [[taint["effect"] for taint in each.get("taints", ())] for each in published["spec"]["devices"]]
+    assert effects == [[], ["NoSchedule"], *[[]] * (len(everything) - 2)]
+    assert ours.publisher.publish(everything).made == 0
+
+
+def test_taints_that_are_dropped_keep_devices_that_are_only_noted(cluster: Gated) -> None:
+    cluster.without = ("taints",)
+    noted = DEVICES[0]._replace(taints=(Taint(f"{DRIVER}/unmonitored", "", "None"),))
+    Publishing(cluster).publisher.publish((noted, *DEVICES[1:]))
+    assert pools(cluster) == [(1, 1, 8)]
 
 
 def test_a_server_that_drops_what_cannot_be_done_without_is_an_error(cluster: Gated) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import exporter_lab
 import pytest
@@ -218,10 +219,11 @@ def test_a_pods_claim_from_the_slice_to_the_containers_devices(root: Path, simul
     with Cluster() as cluster, dra_kubelet(root) as kubelet, listing as (pods_socket, pods):
         cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
         config = cluster.write_kubeconfig(root.parent / "kubeconfig")
-        words = (f"--kubeconfig={config}", f"--pods-socket={pods_socket}")
+        words = (f"--kubeconfig={config}", f"--pods-socket={pods_socket}", "--http-endpoint=127.0.0.1:0")
         with dra_driver(simulated_host.settings, root, *words) as driver:
             kubelet.find()
             driver.wait_for_log("published 8 devices")
+            (port,) = [line.rpartition(" ")[2] for line in driver.log if line.startswith("metrics on port ")]
             (published,) = cluster.objects("ResourceSlice")
             devices = {each["name"]: each["attributes"]["uuid"]["string"] for each in published["spec"]["devices"]}
             assert list(devices) == [f"gpu-{number}" for number in range(8)]
@@ -247,6 +249,14 @@ def test_a_pods_claim_from_the_slice_to_the_containers_devices(root: Path, simul
             both = kubelet.prepare(DRIVER, [pod, other])
             assert both[pod[1]]["devices"] == prepared
             assert "OCIGPU-DRA-4" in both[other[1]]["error"]
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+                page = exporter_lab.read_page(response.read().decode())
+            assert exporter_lab.value(page, "nvidia_dra_requests_total", operation="prepare") == 3
+            assert exporter_lab.value(page, "nvidia_dra_request_duration_seconds_count", operation="prepare") == 3
+            assert exporter_lab.value(page, "nvidia_dra_requests_total", operation="unprepare") == 0
+            assert exporter_lab.value(page, "nvidia_dra_node_prepare_errors_total", error_type="OCIGPU-DRA-4") == 1
+            assert exporter_lab.value(page, "nvidia_dra_prepared_devices", device_type="gpu", node=NODE) == 2
+            assert exporter_lab.value(page, "ocigpu_dra_published_devices", driver=DRIVER) == 8
             assert kubelet.unprepare(DRIVER, [pod, other]) == {pod[1]: {}, other[1]: {}}
             assert not os.listdir(root.parent / "cdi")
             assert "error" not in kubelet.prepare(DRIVER, [other])[other[1]]

@@ -8,8 +8,9 @@ from lease_lab import GPUS, SETS, World
 
 from ocigpu.core.errors import HostError, SettingsError
 from ocigpu.kubernetes.leases.lease import Lease, Phase
-from ocigpu.kubernetes.leases.metrics import METRICS, LeaseMetrics, serve_metrics
+from ocigpu.kubernetes.leases.metrics import METRICS, LeaseMetrics
 from ocigpu.system.exposition import render_histogram
+from ocigpu.system.pages import serve_metrics
 
 NAMED = [tuple(GPUS[number - 1] for number in ids) for ids in SETS]
 

@@ -36,7 +36,7 @@ from ocigpu.kubernetes.node import on_host
 from ocigpu.kubernetes.node import program as node_program
 from ocigpu.kubernetes.node.config import OPTIONS, CommandInput, Configuration, parse_flags, read_configuration
 from ocigpu.kubernetes.node.devices import Inventory, PluginDevice, Resource
-from ocigpu.kubernetes.node.health import NO_INSTANCE, Event, Monitor, Rules
+from ocigpu.kubernetes.node.health import NO_INSTANCE, NOTE_LASTS, Event, Monitor, Rules
 from ocigpu.kubernetes.node.reading import KubernetesNode
 from ocigpu.kubernetes.plugin import specifications
 from ocigpu.kubernetes.plugin.allocate import CDI_VENDOR
@@ -203,6 +203,26 @@ def test_events_are_about_all_replicas() -> None:
     assert monitor.record_event(Event(79, A100.gpus[3].uuid), offered, 0.0) == (A100.gpus[3].uuid,)
     assert errors(monitor, offered).count("XID 79") == 2
     assert monitor.record_event(Event(31, A100.gpus[2].uuid), offered, 0.0) == (), "a program's fault"
+
+
+def test_a_programs_fault_is_noted_for_a_while_and_others_do_not_flap() -> None:
+    offered = inventory(A100)
+    uuid, monitor = A100.gpus[2].uuid, Monitor(Configuration())
+    assert monitor.noted_xid(uuid, 0.0) is None
+    for now, xid, noted in (
+        (0.0, 31, 31),
+        (1.0, 43, 31),
+        (2.0, 31, 31),
+        (59.0, 13, 31),
+        (61.0, 13, 13),
+        (62.0, 31, 13),
+    ):
+        assert monitor.record_event(Event(xid, uuid), offered, now) == ()
+        assert monitor.noted_xid(uuid, now) == noted
+    assert monitor.noted_xid(A100.gpus[1].uuid, 62.0) is None
+    assert monitor.noted_xid(uuid, 62.0 + NOTE_LASTS - 1) == 13
+    assert monitor.noted_xid(uuid, 62.0 + NOTE_LASTS) is None
+    assert set(errors(monitor, offered)) == {""}
 
 
 def test_silence_counts_after_a_while_and_not_without_probes() -> None:

@@ -176,7 +176,8 @@ def agent_command(
         watch.start()
         reports.append(LeaseReporter(Documents(), node_name, writer, log, modules=hands.modules, watch=watch).step)
     if metrics:
-        from ocigpu.kubernetes.leases.metrics import LeaseMetrics, serve_metrics
+        from ocigpu.kubernetes.leases.metrics import LeaseMetrics
+        from ocigpu.system.pages import serve_metrics
 
         counted = LeaseMetrics(lambda: free_sets(fabric, hands.modules), agent.failures)
         reports.append(counted.take)

@@ -777,6 +777,15 @@ def _address(row: ChartKey, value: str, document: ValuesFile) -> dict[str, Any]:
     return {row.to[0]: int(port)}
 
 
+def _endpoint(row: ChartKey, value: str, document: ValuesFile) -> dict[str, Any]:
+    if document.get(row.others["enabled"], True) is False:
+        raise UnneededError("it is off")
+    host, _, port = value.rpartition(":")
+    if host or not re.fullmatch("[1-9][0-9]{0,4}", port) or int(port) > 65535:
+        raise NoCounterpartError("metrics are served on a port of all addresses")
+    return {row.to[0]: int(port)}
+
+
 def _node_setting(row: ChartKey, value: str, _: ValuesFile) -> dict[str, Any]:
     """Raise what becomes of a variable for NVIDIA's toolkit container that is a key (``flag``) of its config.toml."""
     kind = VENDOR_KEYS[row.flag].kind
@@ -804,6 +813,7 @@ def _runtime_class(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
 Converter = Callable[[ChartKey, Any, ValuesFile], dict[str, Any]]
 CONVERTERS: dict[str, Converter] = {
     "": _copy,
+    "endpoint": _endpoint,
     "switch": _switch,
     "argument": _argument,
     "arguments": _arguments,

@@ -10,9 +10,10 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from typing import NamedTuple
 
-from ocigpu.core.errors import HostError, OsErrorAs
+from ocigpu.core.errors import HostError, OcigpuError, OsErrorAs
 from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.vendors import find_vendors
@@ -21,6 +22,7 @@ from ocigpu.kubernetes.cluster.pods import list_containers
 from ocigpu.kubernetes.dra.cluster import ApiCluster, open_cluster
 from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, MigPlace, Taint, make_devices
 from ocigpu.kubernetes.dra.effects import Effects, plan_steps
+from ocigpu.kubernetes.dra.metrics import DraMetrics
 from ocigpu.kubernetes.dra.node import DraReading, dra_reader
 from ocigpu.kubernetes.dra.options import DraOptions
 from ocigpu.kubernetes.dra.prepare import PoolPlace, Preparer
@@ -36,6 +38,7 @@ from ocigpu.kubernetes.node.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.node.health import RULES, Monitor, Rules
 from ocigpu.kubernetes.node.program import NodeProgram
 from ocigpu.kubernetes.node.reading import host_settings
+from ocigpu.system.pages import WebServer, serve_metrics
 from ocigpu.system.service import Backoff
 
 
@@ -110,6 +113,8 @@ class DraDriver(NodeProgram[DraReading]):
             self._listed,
         )
         self._status = DriverStatus()
+        self.metrics = DraMetrics(options.driver, options.node_name, self._count_prepared)
+        self.web: WebServer | None = None
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._keep, self._publish_on)]
         self.started_at = time.monotonic()
         self._ended = threading.Event()
@@ -121,6 +126,7 @@ class DraDriver(NodeProgram[DraReading]):
             self.preparer.unprepare,
             self.log,
             options.pod_uid,
+            self.metrics,
         )
 
     # life
@@ -135,6 +141,7 @@ class DraDriver(NodeProgram[DraReading]):
             with OsErrorAs(HostError, "OCIGPU-DRA-5", f"make {self.directory}"):
                 os.makedirs(self.directory, mode=0o750, exist_ok=True)
             self.preparer.held()
+            self._serve_metrics()
             for thread in self._threads:
                 thread.start()
             try:
@@ -145,9 +152,21 @@ class DraDriver(NodeProgram[DraReading]):
                 end = time.monotonic() + self.timing.stop
                 for thread in self._threads:
                     thread.join(max(0.0, end - time.monotonic()))
+                if self.web:
+                    self.web.close()
                 self.effects.close()
                 if self.cluster:
                     self.cluster.close()
+
+    def _serve_metrics(self) -> None:
+        """Serve metrics if that is wanted; claims are more important than they, so nothing ends if it fails."""
+        if self.options.http_endpoint:
+            try:
+                self.web = serve_metrics(self.options.http_endpoint, self.metrics.render, "--http-endpoint")
+            except OcigpuError as error:
+                self.log.failed("metrics", error)
+            else:
+                self.log("info", f"metrics on port {self.web.server_port}", port=self.web.server_port)
 
     def end_readings(self) -> None:
         """Wake all threads that wait for a reading of the node: there will be no more readings."""
@@ -301,12 +320,30 @@ class DraDriver(NodeProgram[DraReading]):
         tainted = tuple(
             each._replace(taints=(leases[each.name][0],))
             if each.name in leases
-            else each._replace(taints=taints_of(reasons.get(each.name, ""), self.options.driver))
+            else each._replace(
+                taints=taints_of(reasons.get(each.name, ""), self.options.driver) or self._notes_on(each)
+            )
             for each in self.devices
         )
         if tainted != self.offered:
             self.offered = tainted
             self._offer_changed.set()
+
+    def _notes_on(self, device: DraDevice) -> tuple[Taint, ...]:
+        """Return taints that withhold nothing: an XID that harms no GPU, or that no XIDs come from its GPU."""
+        driver, now = self.options.driver, time.monotonic()
+        xid = self.monitor.noted_xid(device.id, now)
+        if xid is not None:
+            return (Taint(f"{driver}/xid", str(xid), "None"),)
+        gpus = {gpu.bus_id: gpu.uuid for gpu in self.node.facts.gpus} if self.node else {}
+        unwatched = frozenset[str]().union(*(watcher.unwatched for watcher in self.watchers.values()))
+        is_watched = device.kind == "vfio" or gpus.get(device.board, device.id) not in unwatched
+        return () if is_watched else (Taint(f"{driver}/unmonitored", "", "None"),)
+
+    def _count_prepared(self) -> "Counter[str]":
+        """Return the number of prepared devices by type; raises HostError (OCIGPU-DRA-5)."""
+        records = self.preparer.store.prepared()
+        return Counter(each.device.kind for record in records if record.done for each in record.devices)
 
     def _lease_taints(self) -> "dict[str, tuple[Taint, str]]":
         """Return the taints, with the reason, of GPUs for virtual machines whose leases withhold them."""
@@ -352,6 +389,7 @@ class DraDriver(NodeProgram[DraReading]):
                 self.log.forget("publish")
                 seconds = self.timing.publish
             except Exception as error:  # noqa: BLE001 - a defect ends no thread: the next look may work
+                self.metrics.failed_to_publish()
                 self.log.failed("publish", error)
                 self._ended.wait(self._retry["publish"].failed(0.0))
                 seconds = 0.0
@@ -360,6 +398,8 @@ class DraDriver(NodeProgram[DraReading]):
         if self.publisher is None:
             self.publisher = Publisher(self.open_api(), self.options.driver, self.options.node_name, self.log)
         done = self.publisher.publish(offered)
+        taints = Counter((taint.key, taint.effect) for each in offered for taint in each.taints)
+        self.metrics.published(len(offered), done.slices, taints)
         if done.made or done.removed:
             self.log("info", f"published {len(offered)} devices: {done.made} slices made, {done.removed} removed")
 

@@ -14,6 +14,7 @@ from ocigpu.kubernetes.dra.sockets import KubeletDirectories
 from ocigpu.kubernetes.node.config import PluginOptions
 from ocigpu.kubernetes.node.sharing import SUBDOMAIN
 from ocigpu.system.options import find_values, read_flags, read_table
+from ocigpu.system.service import split_address
 
 OPTIONS = read_table(Path(__file__).with_name("options.toml"))
 MAX_DRIVER, MAX_NODE = 63, 253
@@ -43,6 +44,7 @@ class DraOptions(NamedTuple):
     passthrough: bool = False
     lease_journal: str = ""
     fabric_address: str = ""
+    http_endpoint: str = ""
 
     @property
     def driver(self) -> str:
@@ -91,6 +93,8 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> DraOp
         r"[1-9][0-9]{0,3}", options.shares
     ):
         raise _wrong("--consumable-shares", f"{quoted(options.shares)} is not disabled, unlimited, memory or a number")
+    if options.http_endpoint and split_address(options.http_endpoint) is None:
+        raise _wrong("--http-endpoint", f"{quoted(options.http_endpoint)} is not [HOST]:PORT")
     if options.passthrough and options.lease_journal:
         raise _wrong("--passthrough", "with --lease-journal GPUs are VFIO's all the time")
     if options.driver_name not in ("", DRA_DRIVER) and options.lease_journal:

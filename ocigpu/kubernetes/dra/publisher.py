@@ -25,11 +25,17 @@ from ocigpu.kubernetes.dra.slices import (
 
 
 class Published(NamedTuple):
-    """The result: slices made and removed; ``features``: the fields that the server keeps."""
+    """The result: slices made and removed, and those that there are; ``features``: the fields that the server keeps."""
 
     made: int
     removed: int
     features: ApiFeatures
+    slices: int = 0
+
+
+def _is_about_notes(error: HostError) -> bool:
+    """Whether the server refuses the effect None: words of k8s.io/apimachinery's validation (field.NotSupported)."""
+    return all(word in error.message for word in ("422", "taints[", "].effect", 'Unsupported value: "None"'))
 
 
 class Publisher:
@@ -56,7 +62,14 @@ class Publisher:
         if not self._pool.owner:
             self._pool = self._pool._replace(owner=self._cluster.node_owner(self._pool.node))
         while True:
-            dropped = self._replace(make_slices(good, self._pool, self.features))
+            try:
+                dropped = self._replace(make_slices(good, self._pool, self.features))
+            except HostError as error:
+                if not (self.features.notes and _is_about_notes(error)):
+                    raise
+                self.features = self.features._replace(notes=False)
+                self._log("info", "the API server has no taints without an effect (Kubernetes 1.35): going on without")
+                continue
             if isinstance(dropped, Published):
                 return dropped
             before, self.features = self.features, features_without(self.features, dropped)
@@ -86,7 +99,7 @@ class Publisher:
             return dropped
         for name in change.delete:
             self._cluster.delete_slice(name)
-        return Published(len(made), len(change.delete), self.features)
+        return Published(len(made), len(change.delete), self.features, len(wanted))
 
     def _take_back(self, names: Sequence[str]) -> None:
         for name in names:

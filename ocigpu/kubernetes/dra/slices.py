@@ -34,16 +34,20 @@ _SEMVER = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)([-+][0-
 
 
 class ApiFeatures(NamedTuple):
-    """What the API server keeps: taints and counters of devices, and their sharing by several claims."""
+    """What the API server keeps: taints and counters of devices, and their sharing by several claims.
+
+    ``notes``: taints with the effect None, which withhold nothing.
+    """
 
     taints: bool = True
     counters: bool = True
     sharing: bool = True
+    notes: bool = True
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What it leaves out, by name."""
-        return tuple(name for name, kept in self._asdict().items() if not kept)
+        """What it leaves out, by name; notes are not missed."""
+        return tuple(name for name, kept in self._asdict().items() if not kept and name != "notes")
 
 
 class Pool(NamedTuple):
@@ -67,6 +71,11 @@ def make_slices(
 
     Without counters, devices that need them are left out; without taints, tainted devices are left out.
     """
+    if not (features.taints and features.notes):
+        devices = [
+            device._replace(taints=tuple(taint for taint in device.taints if taint.effect != "None"))
+            for device in devices
+        ]
     offered = [device for device in devices if features.taints or not device.taints]
     if not features.counters:
         offered = [device for device in offered if device.profile is None and not _has_sibling(device, offered)]
@@ -289,6 +298,7 @@ def features_without(features: ApiFeatures, dropped: Sequence[str]) -> ApiFeatur
         features.taints and "taints" not in text,
         features.counters and "Counters" not in text,
         features.sharing and "allowMultipleAllocations" not in text and "requestPolicy" not in text,
+        features.notes,
     )
 
 

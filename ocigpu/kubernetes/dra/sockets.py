@@ -21,6 +21,7 @@ from ocigpu.kubernetes.api import pluginregistration_pb2 as registration_pb
 from ocigpu.kubernetes.api.listener import MAX_PATH, MAX_STREAMS, Feed, Listener
 from ocigpu.kubernetes.api.services import DRA, DRA_HEALTH, PLUGIN_REGISTRATION, method, serve
 from ocigpu.kubernetes.dra.claims import ClaimRef
+from ocigpu.kubernetes.dra.metrics import DraMetrics
 from ocigpu.kubernetes.dra.prepare import PreparedDevice
 from ocigpu.system.service import ServiceLog
 
@@ -76,9 +77,11 @@ class DraServer:
         unprepare: "Callable[[ClaimRef], None]",
         log: ServiceLog,
         instance: str = "",
+        metrics: DraMetrics | None = None,
     ) -> None:
         self.driver, self.pool = driver, pool
         self._prepare, self._unprepare, self._log = prepare, unprepare, log
+        self._metrics = metrics or DraMetrics(driver, pool, dict)
         self._directories = directories
         self.service = Listener(
             short_name(f"{directories.plugins}/{driver}", "dra", instance, ".sock"), code="OCIGPU-DRA-6"
@@ -144,7 +147,7 @@ class DraServer:
             answer: Any = prepared()
             for claim in _claims(request):
                 entry = answer.claims[claim.uid]
-                devices, entry.error = self._try(self._prepare, claim)
+                devices, entry.error = self._try("prepare", self._prepare, claim)
                 for each in devices or ():
                     device = entry.devices.add(
                         request_names=[each.request],
@@ -159,17 +162,33 @@ class DraServer:
         def unprepare(request: Any, _context: Any) -> Any:
             answer: Any = unprepared()
             for claim in _claims(request):
-                answer.claims[claim.uid].error = self._try(self._unprepare, claim)[1]
+                answer.claims[claim.uid].error = self._try("unprepare", self._unprepare, claim)[1]
             return answer
 
-        return {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+        return {
+            "NodePrepareResources": self._measured("prepare", prepare),
+            "NodeUnprepareResources": self._measured("unprepare", unprepare),
+        }
 
-    def _try(self, function: "Callable[[ClaimRef], Any]", claim: ClaimRef) -> tuple[Any, str]:
+    def _measured(self, operation: str, function: "Callable[[Any, Any], Any]") -> "Callable[[Any, Any], Any]":
+        """Return a function whose calls are counted, except for those without a claim, which are our own probes."""
+
+        def answer(request: Any, context: Any) -> Any:
+            if not request.claims:
+                return function(request, context)
+            with self._metrics.call(operation):
+                return function(request, context)
+
+        return answer
+
+    def _try(self, operation: str, function: "Callable[[ClaimRef], Any]", claim: ClaimRef) -> tuple[Any, str]:
         """Return a function's result, or the error of this claim in one line; the other claims of the call continue."""
         try:
             return function(claim), ""
         except Exception as error:  # noqa: BLE001 - also a defect: the kubelet hears of it, the next call works
-            text = printable(as_own_error(error).line, 1000)
+            own = as_own_error(error)
+            text = printable(own.line, 1000)
+            self._metrics.failed(operation, own.code)
         self._log("warning", text, claim=printable(claim.uid, 63))
         return None, text
 

@@ -1,16 +1,13 @@
 """Prometheus metrics of a node's leases: phases of GPUs, duration of the handover, failures."""
 
-import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ocigpu import __version__
-from ocigpu.core.errors import OcigpuError, SettingsError, quoted
+from ocigpu.core.errors import OcigpuError
 from ocigpu.kubernetes.leases.lease import IDLE, OFF, RESET, Lease, LeaseEvent, Phase
 from ocigpu.system.exposition import Pairs, render_histogram, render_number
-from ocigpu.system.pages import Page, WebServer
-from ocigpu.system.service import split_address
 
 BOUNDS = (1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
 STEPS = {IDLE: "holder", RESET: "reset", OFF: "fabric"}
@@ -135,13 +132,3 @@ def steps_between(before: Lease, lease: Lease) -> dict[str, float]:
         return {STEPS[OFF]: lease.since - before.timer}
     new = [proof for proof in lease.proofs if proof in STEPS and proof not in before.proofs]
     return {STEPS[new[-1]]: lease.timer - before.timer} if new and same else {}
-
-
-def serve_metrics(address: str, render: Callable[[], bytes]) -> WebServer:
-    """Serve /metrics in a thread; raises SettingsError (OCIGPU-KUBE-4), HostError (OCIGPU-KUBE-3)."""
-    place = split_address(address)
-    if place is None:
-        raise SettingsError("OCIGPU-KUBE-4", f"--metrics: {quoted(address)} is not [HOST]:PORT")
-    server = WebServer(*place, Page, render, lambda: False)
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    return server

@@ -5,6 +5,7 @@ the device returns once it has answered well for a while, and each relapse lengt
 for errors that the driver reports, in the kernel's log and as NVML events.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from ocigpu.kubernetes.node.devices import Inventory, PluginDevice, Resource
 
 APPLICATION_XIDS = frozenset((13, 31, 43, 45, 68, 109))
 """Faults of programs, not of GPUs: illegal instructions and addresses, stopped channels, timeouts of contexts."""
+NOTE_LASTS, NOTE_STAYS = 600.0, 60.0
+"""Seconds for which an XID that harms no GPU is remembered, and in which no other one replaces it."""
 NO_INSTANCE = 0xFFFFFFFF
 """In an event: the whole GPU, not an instance."""
 
@@ -152,6 +155,7 @@ class Monitor:
         self.policy, self.notes = parse_policy(options.disabled_health_checks, options.enabled_health_checks)
         self._rules = rules
         self.states: dict[str, HealthState] = dict(before.states) if before else {}
+        self._notes: dict[str, tuple[int, float, float]] = {}
 
     def record_reading(self, inventory: Inventory, now: float) -> None:
         """Record a reading of the node: a device with an error is faulty, every other one answered."""
@@ -169,10 +173,28 @@ class Monitor:
 
     def record_event(self, event: Event, inventory: Inventory, now: float) -> tuple[str, ...]:
         """Record an event; returns the UUIDs of the devices that it makes unhealthy."""
-        found = affected(event, list(_devices(inventory))) if self.policy.counts(event.xid) else ()
+        found = affected(event, list(_devices(inventory)))
+        if not self.policy.counts(event.xid):
+            self._note(found, event.xid, now)
+            return ()
         for uuid in found:
             self.states[uuid] = self.states.get(uuid, HealthState()).failed(now, f"XID {event.xid}", self._rules)
         return found
+
+    def _note(self, found: Iterable[str], xid: int, now: float) -> None:
+        """Remember an XID that harms no GPU; programs make them at will, so another replaces it only after a while."""
+        for uuid in found:
+            known, since, _ = self._notes.get(uuid, (xid, now, now))
+            stays = known != xid and now - since < NOTE_STAYS
+            self._notes[uuid] = (known, since, now) if stays or known == xid else (xid, now, now)
+
+    def noted_xid(self, uuid: str, now: float) -> int | None:
+        """Return the XID of the last NOTE_LASTS seconds that did not harm this device, None for none."""
+        xid, _, last = self._notes.get(uuid, (0, 0.0, -math.inf))
+        if now - last < NOTE_LASTS:
+            return xid
+        self._notes.pop(uuid, None)
+        return None
 
     def with_health(self, resource: Resource) -> Resource:
         """Return the resource with the errors of its devices; a MIG device inherits those of its GPU."""

@@ -27,11 +27,15 @@ MAX_LINE = 1 << 16
 
 
 class News(NamedTuple):
-    """What the watcher has to say: XID events, and warnings.  ``nonsense``: something could not be understood."""
+    """What the watcher has to say: XID events, and warnings.  ``nonsense``: something could not be understood.
+
+    ``unwatched``: UUIDs of GPUs whose XIDs do not come.
+    """
 
     events: tuple[Event, ...] = ()
     warnings: tuple[str, ...] = ()
     nonsense: bool = False
+    unwatched: tuple[str, ...] = ()
 
 
 class EventWatcher:
@@ -41,6 +45,8 @@ class EventWatcher:
         self._stream = ModuleProcess(alone=True)
         self.fileno = self._stream.fileno
         """Returns what becomes readable with news, -1 while nothing is watched."""
+        self.unwatched: frozenset[str] = frozenset()
+        """UUIDs of GPUs whose XIDs do not come."""
         self._words: tuple[str, ...] = ()
         self._gpus: list[str] = []
         self._started = self._heard = 0.0
@@ -63,6 +69,7 @@ class EventWatcher:
         if lines:
             self._heard = now
         news = _parse(lines)
+        self.unwatched |= {*news.unwatched}
         problem = ""
         if news.nonsense or len(self._stream.unfinished) > MAX_LINE:
             problem = "sent an unknown message"
@@ -76,6 +83,7 @@ class EventWatcher:
 
     def _start(self, now: float) -> News:
         try:
+            self.unwatched = frozenset()
             self._stream.start(*self._words)
         except OSError as error:
             return News(warnings=(self._fail(now, f"cannot be started: {error.strerror}"),))
@@ -89,13 +97,14 @@ class EventWatcher:
     def close(self) -> None:
         """Watch nothing any more."""
         self._stream.close()
-        self._words, self._gpus = (), []
+        self._words, self._gpus, self.unwatched = (), [], frozenset()
 
 
 def _parse(lines: list[bytes]) -> News:
     """Return the news of these lines; a closed library shares the process that wrote them, so they may be anything."""
     events: list[Event] = []
     warnings: list[str] = []
+    unwatched: list[str] = []
     for line in lines:
         try:
             data: Any = json.loads(line)
@@ -103,10 +112,11 @@ def _parse(lines: list[bytes]) -> News:
                 numbers = [int(data[name]) & NO_INSTANCE for name in ("gi", "ci")]
                 events.append(Event(int(data["xid"]), str(data["gpu"])[:96], *numbers))
             for gpu, reason in data.get("unwatched", {}).items():
+                unwatched.append(gpu[:96])
                 warnings.append(f"GPU {gpu[:96]} is not watched for XIDs: {str(reason)[:300]}")
         except (ValueError, TypeError, KeyError, AttributeError):
-            return News(tuple(events), tuple(warnings), nonsense=True)
-    return News(tuple(events), tuple(warnings))
+            return News(tuple(events), tuple(warnings), nonsense=True, unwatched=tuple(unwatched))
+    return News(tuple(events), tuple(warnings), unwatched=tuple(unwatched))
 
 
 A = TypeVar("A")
@@ -181,4 +191,4 @@ class NodeProgram(Generic[A]):
             found = self.monitor.record_event(event, inventory, now)
             what = f"XID {event.xid} of {event.gpu or 'an unknown GPU'}"
             self.log("warning" if found else "info", what if found else f"{what} does not affect its health")
-        return bool(news.events)
+        return bool(news.events or news.unwatched)
