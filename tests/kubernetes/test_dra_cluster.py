@@ -78,9 +78,11 @@ def test_a_node_publishes_once(cluster: Gated) -> None:
     assert found["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
     before = len([method for method, _ in cluster.requests if method != "GET"])
     assert ours.publisher.publish(DEVICES) == (0, 0, ApiFeatures(), 1)
-    assert Publishing(cluster).publisher.publish(DEVICES) == (0, 0, ApiFeatures(), 1), "a new driver knows what is there"
+    assert Publishing(cluster).publisher.publish(DEVICES) == (0, 0, ApiFeatures(), 1), (
+        "a new driver knows what is there"
+    )
     assert len([method for method, _ in cluster.requests if method != "GET"]) == before
-    assert ours.publisher.publish(DEVICES[1:]) == (1, 1, ApiFeatures())
+    assert ours.publisher.publish(DEVICES[1:]) == (1, 1, ApiFeatures(), 1)
     assert pools(cluster) == [(2, 1, 7)]
 
 
