@@ -55,11 +55,17 @@ if [ "$purpose" = test ]; then
   need apt-ftparchive apt-utils apt
   need createrepo_c createrepo-c createrepo_c
   need gpg gnupg gnupg2
+  ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || need postgres postgresql postgresql-server
 fi
 if [ -n "$packages" ]; then
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "missing:$missing; installing with apt-get:$packages"
     export DEBIAN_FRONTEND=noninteractive
+    case $packages in *' postgresql'*) # the tests make clusters of their own: Debian shall start none
+      [ -e /etc/postgresql-common/createcluster.conf ] || {
+        mkdir -p /etc/postgresql-common && echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+      } ;;
+    esac
     apt-get -qq update
     # until Debian 12 the client is part of docker.io
     apt-cache show docker-cli >/dev/null 2>&1 || packages=$(echo "$packages" | sed 's/ docker-cli/ docker.io/')

@@ -116,7 +116,8 @@ PARTS = {
         "h11",
     ),
     "kubernetes": ("grpc", "google", "lightkube"),
-    "tenants": ("starlette", "uvicorn", "jwt", "cryptography"),
+    "tenants": ("starlette", "uvicorn", "jwt", "cryptography", "sqlalchemy", "alembic"),
+    "postgresql": ("psycopg",),
 }
 """Parts of an installation, which are extras of the wheel, and their modules: pyproject.toml."""
 

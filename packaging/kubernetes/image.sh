@@ -19,7 +19,7 @@ work=$(mktemp -d "$PWD/build/image-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 echo "making a minimal $base (a minute or two)" >&2
-debootstrap --variant=minbase "$base" "$work/root" >"$work/log" 2>&1 || { tail -n 3 "$work/log" >&2; exit 1; }
+debootstrap --variant=minbase --include=libpq5 "$base" "$work/root" >"$work/log" 2>&1 || { tail -n 3 "$work/log" >&2; exit 1; }
 rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/* "$work"/root/var/log/* \
   "$work"/root/usr/share/doc "$work"/root/usr/share/man "$work"/root/usr/share/locale "$work"/root/dev/*
 [ ! -e /usr/share/misc/pci.ids ] || install -D -m 0644 /usr/share/misc/pci.ids "$work/root/usr/share/misc/pci.ids" # node-labels reads it

@@ -33,11 +33,15 @@ class Answer(NamedTuple):
 
 
 class Lab:
-    """``admin``: an admin's key; ``audits``: what was written; ``user``: whose rights the service has."""
+    """``admin``: an admin's key; ``audits``: what was written; ``user``: whose rights the service has.
+
+    ``store``: of several replicas, each of which is a lab, the URL.
+    """
 
     def __init__(self, cluster: Cluster, directory: Path, **options: Any) -> None:
         self.cluster, self.directory = cluster, directory
         self.user = options.pop("user", ADMIN)
+        self.store = options.pop("store", str(directory / "state"))
         # for ever: pods of the tests have ended in November 2026
         # no rate: tests ask as fast as they can
         rules = options.pop("rules", TenantRules())._replace(rate=options.pop("rate", 1e6))
@@ -57,7 +61,7 @@ class Lab:
 
     def start(self) -> None:
         options = ServiceOptions(
-            f"127.0.0.1:{self.port}", str(self.directory / "state"), audit=str(self.directory / "audit"), **self.options
+            f"127.0.0.1:{self.port}", self.store, audit=str(self.directory / "audit"), **self.options
         )
         config = lightkube.KubeConfig.from_dict(self.cluster.kubeconfig(self.user))
         client = ClusterClient(lightkube.AsyncClient(config=config, trust_env=False))

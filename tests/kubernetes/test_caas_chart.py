@@ -67,6 +67,7 @@ def test_it_runs_once_without_rights_on_its_node() -> None:
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"}), "the store has one writer"
     pod = deployment["template"]["spec"]
     (container,) = pod["containers"]
+    assert "env" not in container
     security = container["securityContext"]
     assert security["runAsNonRoot"]
     assert security["readOnlyRootFilesystem"]
@@ -81,7 +82,42 @@ def test_it_runs_once_without_rights_on_its_node() -> None:
     assert container["resources"]["limits"]["memory"]
 
 
-@pytest.mark.parametrize("values", [{"caas": {"enabled": True, "tlsSecret": "tls"}}, VALUES], ids=["plain", "full"])
+DATABASE = {
+    "url": "postgresql://ocigpu@db.example/ocigpu?sslrootcert=/etc/ocigpu/postgresql/ca.crt",
+    "secret": "db",
+    "ca": "db-ca",
+    "port": 6432,
+}
+REPLICAS = {**VALUES, "caas": {**VALUES["caas"], "postgresql": DATABASE}}
+
+
+def test_with_a_database_it_is_several_replicas_that_are_updated_one_by_one() -> None:
+    found = objects(REPLICAS)
+    for each in found:
+        kubernetes_validate.validate(each, "1.37", strict=True)
+    deployment = of_kind(found, "Deployment")[NAME]["spec"]
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    assert f"--store={DATABASE['url']}" in container["args"]
+    password = {"valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}
+    assert container["env"] == [{"name": "PGPASSWORD", **password}]
+    assert {volume["name"]: set(volume) - {"name"} for volume in pod["volumes"]} == {
+        "database-ca": {"configMap"}, "tls": {"secret"},
+    }  # fmt: skip
+    assert {one["name"] for one in container["volumeMounts"]} == {"database-ca", "tls"}
+    assert of_kind(found, "PersistentVolumeClaim") == {}
+    assert of_kind(found, "PodDisruptionBudget")[NAME]["spec"]["maxUnavailable"] == 1
+    egress = of_kind(found, "NetworkPolicy")[NAME]["spec"]["egress"]
+    assert 6432 in {each["port"] for rule in egress for each in rule["ports"]}
+    (spread,) = pod["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"].items() <= deployment["template"]["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(
+    "values", [{"caas": {"enabled": True, "tlsSecret": "tls"}}, VALUES, REPLICAS], ids=["plain", "full", "replicas"]
+)
 def test_its_words_are_those_of_the_command(values: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     (container,) = pod_of(objects(values))["spec"]["containers"]
     assert main([*container["args"], "--no-such-option"]) == 2
@@ -144,6 +180,9 @@ def test_service_budget_and_policy_choose_its_pods_and_no_others() -> None:
         {"serviceType": "ExternalName"},
         {"egressPorts": []},
         {"maxUnavailable": 2},
+        {"postgresql": {"url": "postgresql://user:password@host/name"}},
+        {"postgresql": {"url": "/var/lib"}},
+        {"postgresql": {"replicas": 0}},
         {"enable": True},
     ],
     ids=str,

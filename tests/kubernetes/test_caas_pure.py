@@ -4,9 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import re
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +19,8 @@ from starlette.responses import Response
 
 from ocigpu.tenants.service.auth import Principal
 from ocigpu.tenants.service.cluster import ClusterClient, ClusterError, ShortLines, httpx
-from ocigpu.tenants.service.containers import check_request, secret_values, view
+from ocigpu.tenants.service.containers import check_request, secret_values
 from ocigpu.tenants.service.cursors import make_cursor, read_cursor
-from ocigpu.tenants.service.database import FILE
 from ocigpu.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.tenants.service.image import REGISTRIES, check_registry, parse_image
 from ocigpu.tenants.service.intake import read_model
@@ -47,14 +44,7 @@ from ocigpu.tenants.service.problems import PROBLEMS, Refusal
 from ocigpu.tenants.service.reconciler import plan_of, wait_at_most
 from ocigpu.tenants.service.request import MAX_STREAMS, ApiRequest, ServiceState, TenantRules
 from ocigpu.tenants.service.server import audit_text
-from ocigpu.tenants.service.store import (
-    MAX_FORGOTTEN,
-    CaasStore,
-    StoredContainer,
-    StoreFullError,
-    StoreLimits,
-    new_id,
-)
+from ocigpu.tenants.service.store import StoredContainer
 from ocigpu.tenants.service.web import PathPattern
 
 D = "sha256:" + "a" * 64
@@ -466,278 +456,6 @@ def test_no_pod_is_too_strange(value: Any) -> None:
     assert read_standing(pod(status), ACCEPTED).lifecycle == "failed"
 
 
-# the store
-
-
-def store_of(directory: Path, now: list[float]) -> CaasStore:
-    return CaasStore(str(directory), clock=lambda: now[0])
-
-
-def test_ids_sort_by_time() -> None:
-    made = [new_id("ctr", ACCEPTED + number) for number in range(50)]
-    assert made == sorted(made)
-    assert len(made[0]) == 30
-
-
-def test_a_key_is_kept_as_a_hash_and_ends(tmp_path: Path) -> None:
-    now = [ACCEPTED]
-    store = store_of(tmp_path, now)
-    key, kept = store.keys.add("landon", ["containers:read"], "x", ACCEPTED + 60)
-    assert store.keys.check(key) == kept
-    secret = key.rpartition("_")[2] if key.count("_") == 2 else key.split("_", 2)[2]
-    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert secret.encode() not in files
-    wrong = ("", "ocigpu_", "ocigpu_x_y", key[:-1], key + "x", key.replace(kept.id, "0" * 12))
-    assert [store.keys.check(one) for one in wrong] == [None] * len(wrong)
-    now[0] += 60
-    assert store.keys.check(key) is None
-    other, kept = store.keys.add(None, ["admin"], "y", None)
-    assert store.keys.revoke(kept.id)
-    assert store.keys.check(other) is None
-    assert not store.keys.revoke("none")
-    store.close()
-
-
-def test_the_values_of_secrets_go_once_they_are_in_the_cluster(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [ACCEPTED])
-    made = store.add("landon", container().request, {"TOKEN": "very-s3cret"}, "key", b"body")
-    assert made.secrets == {"TOKEN": "very-s3cret"}
-    store.note_made(made.id)
-    store.close()
-    files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert b"very-s3cret" not in files
-    assert (tmp_path / FILE).stat().st_mode & 0o077 == 0
-
-
-def test_the_values_of_secrets_leave_every_file_of_the_store(tmp_path: Path) -> None:
-    """The log of changes too, at once; where somebody else reads the store, as soon as nobody does."""
-    store = CaasStore(str(tmp_path), serving=True)
-
-    def left(text: str = "very-s3cret") -> list[str]:
-        return [one.name for one in tmp_path.iterdir() if text.encode() in one.read_bytes()]
-
-    def add() -> str:
-        return store.add("landon", container().request, {"TOKEN": "very-s3cret"}).id
-
-    made = add()
-    assert left()
-    store.note_made(made)
-    assert left() == []
-    failed = add()
-    store.note_standing(failed, ContainerStanding("failed", "admission_denied"))
-    assert left() == []
-    gone = add()
-    store.note_deleting(gone)
-    store.note_gone(gone)
-    assert left() == []
-    with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as reader:
-        reader.execute("begin")
-        reader.execute("select count(*) from keys").fetchall()
-        busy = add()
-        store.note_made(busy)
-        assert left()
-        reader.execute("rollback")
-    store.forget()
-    assert left() == []
-    store.keep_log(busy, b"printed by a tenant")
-    assert left("printed by a tenant")
-    store.note_deleting(busy)
-    store.note_gone(busy)
-    store.forget()
-    assert left("printed by a tenant") == []
-    later = add()
-    store.note_made(later)
-    store.database.unclean = True
-    store.close()
-    CaasStore(str(tmp_path), serving=True).close()
-    assert left() == []
-
-
-def test_container_and_idempotency_key_are_remembered_together(tmp_path: Path) -> None:
-    now = [ACCEPTED]
-    store = store_of(tmp_path, now)
-    made = store.add("landon", container().request, {}, "key", b"body")
-    store.close()
-    store = store_of(tmp_path, now)
-    assert store.replay("landon", "key", b"body") == (made.id, True)
-    assert store.replay("landon", "key", b"other") == (made.id, False)
-    assert store.replay("other", "key", b"body") is None
-    now[0] += 86401
-    assert store.replay("landon", "key", b"body") is None
-    store.forget()
-    assert store.find(made.id)
-    store.note_gone(made.id)
-    store.forget()
-    assert store.find_any(made.id) is None
-    store.close()
-
-
-def test_a_tenancy_has_so_many_containers_and_bytes_and_the_oldest_that_ended_go_first(tmp_path: Path) -> None:
-    now = [ACCEPTED]
-    store = CaasStore(str(tmp_path), clock=lambda: now[0], limits=StoreLimits(3, 20_000))
-
-    def add(tenancy: str = "landon", size: int = 100, key: str = "") -> tuple[str, list[str]]:
-        now[0] += 1
-        ended = store.make_room(tenancy, size)
-        return store.add(tenancy, {**container().request, "args": ["x" * size]}, {}, key, b"").id, ended
-
-    first, second, third = (add(key=str(number))[0] for number in range(3))
-    for _ in range(2):
-        with pytest.raises(StoreFullError):
-            add()
-    assert add("other")[1] == []
-    store.note_standing(second, ContainerStanding("finished"))
-    store.note_standing(first, ContainerStanding("failed"))
-    fourth, ended = add()
-    assert ended == [first]
-    found = store.find(first)
-    assert found
-    assert found.deleting
-    assert store.replay("landon", "0", b"")
-    store.note_gone(first)
-    assert add()[1] == [second]
-    assert store.find_any(first) is None, "what is gone is forgotten first, with its key"
-    assert store.replay("landon", "0", b"") is None
-    with pytest.raises(StoreFullError):  # four are there, of which one is being deleted
-        add()
-    assert store.list_live()[-1] != third
-    for one in (third, fourth):
-        store.keep_log(one, b"x" * 15_000)
-    assert store.read_log(third) is None, "the older log goes first"
-    assert store.read_log(fourth)
-    with pytest.raises(StoreFullError):
-        add(size=19_000)
-    store.close()
-
-
-def test_a_full_disk_takes_no_more_and_keeps_what_is_there(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [ACCEPTED])
-    made = store.add("landon", container().request, {}).id
-    store.limits = StoreLimits(reserve=1 << 60)
-    with pytest.raises(StoreFullError, match="store_full"):
-        store.make_room("landon", 1)
-    store.keep_log(made, b"x" * 100)
-    assert store.read_log(made) == b""
-    store.note_standing(made, ContainerStanding("finished"))
-    store.note_gone(made)
-    assert store.list_containers("landon") == []
-    store.close()
-
-
-def test_what_was_deleted_makes_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = store_of(tmp_path, [ACCEPTED])
-    store.limits = StoreLimits(reserve=1 << 20)
-    made = store.add("landon", container().request, {}).id
-    store.keep_log(made, b"x" * (4 << 20))
-    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=0, f_frsize=4096))
-    with pytest.raises(StoreFullError, match="store_full"):
-        store.make_room("landon", 1)
-    store.note_gone(made)
-    assert store.make_room("landon", 1 << 20) == []
-    store.close()
-
-
-def test_a_page_has_so_many_bytes(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [ACCEPTED])
-    for _ in range(6):
-        store.add("landon", {**container().request, "args": ["x" * (1 << 18)]}, {})
-    assert (store.fit("landon"), store.fit("landon", limit=2), store.fit("other")) == (3, 2, 1)
-    store.close()
-
-
-def test_who_is_alive_and_who_is_over_is_told_by_ids(tmp_path: Path) -> None:
-    """Whatever tenants have written into their requests: chores go through all of them every minute."""
-    store = store_of(tmp_path, [ACCEPTED])
-    new, early, late, old = (store.add("landon", {**container().request, "gpus": 2}, {}).id for _ in range(4))
-    store.note_standing(early, ContainerStanding("finished", finished=ACCEPTED + 5.5))
-    store.note_standing(late, ContainerStanding("finished", finished=ACCEPTED + 50))
-    store.note_standing(old, ContainerStanding("failed"))
-    store.note_made(old)
-    assert (sorted(store.list_live()), store.waiting_gpus("landon")) == (sorted([new, early, late]), 2)
-    assert sorted(store.list_over(ACCEPTED + 10)) == sorted([early, old])
-    store.note_deleting(early)
-    assert (store.list_over(ACCEPTED + 10), store.waiting_gpus("nobody")) == ([old], 0)
-    store.close()
-
-
-def test_one_tenancys_events_do_not_push_out_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocigpu.tenants.service.event_log.MAX_EVENTS", 20)
-    store = store_of(tmp_path, [ACCEPTED])
-    quiet, noisy = (store.add(tenancy, container().request, {}).id for tenancy in ("quiet", "noisy"))
-    for number in range(300):
-        store.note_standing(noisy, ContainerStanding("booting", ("", "unknown")[number % 2]))
-    assert [one.container for one in store.events.after(0, "quiet")] == [quiet]
-    assert len(store.events.after(0, "noisy", limit=1000)) <= 120
-    store.close()
-
-
-def sql(directory: Path, *statements: str) -> list[Any]:
-    """Execute statements on the file of a store; returns the rows of the last one."""
-    with contextlib.closing(sqlite3.connect(directory / FILE, isolation_level=None)) as base:
-        return [base.execute(statement).fetchall() for statement in statements][-1]
-
-
-def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [ACCEPTED])
-    made = store.add("landon", container().request, {})
-    store.close()
-    sql(
-        tmp_path,
-        "drop index sizes",
-        "drop index events_of_tenancy",
-        "drop table tenancies",
-        "alter table containers drop column size",
-        "pragma user_version = 1",
-    )
-    store = store_of(tmp_path, [ACCEPTED])
-    assert store.find(made.id) == made
-    store.make_room("landon", 1)
-    store.close()
-    store_of(tmp_path / "new", [ACCEPTED]).close()
-    assert columns_of(tmp_path) == columns_of(tmp_path / "new"), "schema.sql and from-N.sql make the same"
-
-
-def columns_of(directory: Path) -> list[Any]:
-    """Return the columns of every table and index of a store's file, and its version."""
-    names = sql(directory, "select name, type from sqlite_master order by name")
-    columns = [sql(directory, f"pragma {kind}_xinfo('{name}')") for name, kind in names]
-    return [*names, *columns, sql(directory, "pragma user_version")]
-
-
-def test_a_tenancys_whole_past_is_forgotten_in_parts(tmp_path: Path) -> None:
-    store = CaasStore(str(tmp_path), serving=True)
-    for _ in range(2 * MAX_FORGOTTEN):
-        made = store.add("landon", container().request, {}).id
-        store.note_deleting(made)
-        store.note_gone(made)
-    kept = store.add("landon", container().request, {}).id
-    left = [sql(tmp_path, "select count(*) from containers")[0][0]]
-    while store.forget():
-        left.append(sql(tmp_path, "select count(*) from containers")[0][0])
-    assert left == [2 * MAX_FORGOTTEN + 1, MAX_FORGOTTEN + 1, 1]
-    assert store.find(kept)
-    store.close()
-
-
-def test_what_containers_printed_leaves_a_file_of_the_version_before(tmp_path: Path) -> None:
-    store = CaasStore(str(tmp_path), serving=True)
-    before = {key: value for key, value in container().request.items() if key not in ("cpus", "memory")}
-    del before["has_pull_credentials"]  # as it was asked for then
-    made = store.add("landon", before, {}).id
-    other = store.add("landon", before, {}).id
-    store.note_standing(made, ContainerStanding("failed", "exit_nonzero", "token=very-s3cret", exit_code=3))
-    store.note_standing(other, ContainerStanding("failed", "image_pull_failed", "no such image"))
-    store.close()
-    sql(tmp_path, "pragma user_version = 2")
-    store = CaasStore(str(tmp_path), serving=True)
-    shown = {one.id: view(one) for one in store.list_containers("landon")}
-    assert (shown[made].reason, shown[made].detail, shown[made].exit_code) == ("exit_nonzero", "", 3)
-    assert (shown[other].reason, shown[other].detail) == ("image_pull_failed", "no such image")
-    assert "no such image" in str(store.events.after(0))
-    assert not any(b"very-s3cret" in one.read_bytes() for one in tmp_path.iterdir())
-    store.close()
-
-
 def test_whoever_is_ended_as_it_is_woken_ends() -> None:
     async def wait() -> bool:
         event = asyncio.Event()
@@ -771,40 +489,6 @@ def test_a_line_that_does_not_end_is_ended() -> None:
     assert lines[0] == "2026 a"
     assert max(map(len, lines)) < 2 << 20
     assert "".join(lines) == "2026 ax" + "y" * (9 << 18) + "end"
-
-
-def test_an_end_is_an_end_and_a_phase_that_was_known_is_known(tmp_path: Path) -> None:
-    store = store_of(tmp_path, [ACCEPTED])
-    made = store.add("landon", container().request, {})
-    assert store.note_standing(made.id, ContainerStanding("running", phases={"queued": 1.0, "pull": 2.0}))
-    assert not store.note_standing(made.id, ContainerStanding("running", phases={"queued": 1.0}))
-    assert store.note_standing(made.id, ContainerStanding("finished", "completed", exit_code=0))
-    assert not store.note_standing(made.id, ContainerStanding("failed", "pod_lost"))
-    found = store.find(made.id)
-    assert found
-    assert (found.standing.lifecycle, found.standing.phases) == ("finished", {"queued": 1.0, "pull": 2.0})
-    assert [one.lifecycle for one in store.events.after(0)] == ["accepted", "running", "finished"]
-    store.close()
-
-
-def test_one_service_at_a_time(tmp_path: Path) -> None:
-    first = CaasStore(str(tmp_path), serving=True)
-    with pytest.raises(Exception, match="another service uses it"):
-        CaasStore(str(tmp_path), serving=True)
-    beside = CaasStore(str(tmp_path))
-    key, _ = beside.keys.add(None, ["admin"], "", None)
-    assert first.keys.check(key)
-    beside.close()
-    first.close()
-    CaasStore(str(tmp_path), serving=True).close()
-
-
-def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
-    store = CaasStore(str(tmp_path))
-    store.close()
-    sql(tmp_path, "pragma user_version = 9")
-    with pytest.raises(Exception, match="newer ocigpu"):
-        CaasStore(str(tmp_path))
 
 
 @pytest.mark.parametrize("answer", [{}, {"kind": "Tenancy", "metadata": {"name": "landon"}}])
@@ -866,34 +550,6 @@ def test_a_stream_that_nobody_takes_keeps_no_place() -> None:
 
     asyncio.run(send())
     assert not service.streams
-
-
-def test_the_next_tenancy_of_a_name_has_nothing_of_the_one_before(tmp_path: Path) -> None:
-    now = [ACCEPTED]
-    store = store_of(tmp_path, now)
-    assert store.note_tenancy("landon", "u-1", ACCEPTED - 60) == []
-    key, _ = store.keys.add("landon", ["containers:read"], "", None)
-    admin, _ = store.keys.add(None, ["admin"], "", None)
-    made = store.add("landon", container().request, {"A": "b"}, "key", b"body").id
-    store.keep_log(made, b"private")
-    now[0] += 60
-    new, _ = store.keys.add("landon", ["containers:read"], "", None)  # made before it was noticed
-    assert store.list_tenancies() == ["landon"]
-    assert store.note_tenancy("landon", "u-1") == []
-    assert store.note_tenancy("landon", "u-2", now[0]) == [made]
-    assert [bool(store.keys.check(one)) for one in (key, new, admin)] == [False, True, True]
-    assert (store.list_containers("landon"), store.events.after(0, "landon")) == ([], [])
-    assert (store.read_log(made), store.replay("landon", "key", b"body")) == (None, None)
-    left = store.find(made)
-    assert left
-    assert (store.list_live(), left.deleting, left.tenancy) == ([made], True, "landon~u-1")
-    store.note_gone(made)
-    assert store.note_tenancy("landon", "") == []  # it is deleted
-    assert store.keys.check(new) is None
-    later, _ = store.keys.add("landon", ["containers:read"], "", None)  # made before the tenancy is
-    assert store.note_tenancy("landon", "u-3", now[0] + 60) == []
-    assert store.keys.check(later)
-    store.close()
 
 
 def test_every_code_is_used_and_no_other(tmp_path: Path) -> None:

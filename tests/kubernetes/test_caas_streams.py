@@ -282,6 +282,28 @@ def test_a_tenancy_whose_cluster_is_slow_holds_up_itself_only(lab: Lab, monkeypa
     lab.pod(made[-1], "slow")
 
 
+def test_a_request_that_takes_longer_than_the_end_of_the_service_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocigpu.tenants.service.server.GRACE", 1)
+    with make_lab(tmp_path) as lab:
+        assert lab.server.reconciler
+        asked, answers = threading.Event(), list[Any]()
+
+        async def never(_name: str) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(lab.server.reconciler.cluster, "read_tenancy", never)
+        key = lab.key()
+        client = threading.Thread(target=lambda: answers.append(lab.ask("POST", PATH, key, SEED)))
+        client.start()
+        assert asked.wait(60)
+        lab.server.stop()
+        client.join()
+        assert [(one.status, one.body["code"]) for one in answers] == [(503, "stopping")]
+
+
 def test_a_body_that_does_not_come_is_refused(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "BODY_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", lab.server.port), timeout=60) as connection:

@@ -59,6 +59,7 @@ def serve_command(
         from ocigpu.tenants.service.request import TenantRules
         from ocigpu.tenants.service.server import CaasServer, ServiceOptions
         from ocigpu.tenants.service.store import StoreLimits
+    _need_database(store)
     from ocigpu.system.service import ServiceLog
 
     algorithms = tuple(oidc_algorithm or ("RS256", "ES256", "EdDSA"))
@@ -90,18 +91,22 @@ def serve_command(
 
 def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "") -> "show.Answer":
     with needing("the store needs packages that are not installed", "OCIGPU-CAAS-1", "tenants"):
-        from ocigpu.tenants.service.database import FILE
         from ocigpu.tenants.service.store import CaasStore
-    if not os.path.exists(path := os.path.join(store, FILE)):  # a key of a new store would be no service's
-        hint = "Run it where the service runs: kubectl exec -n ocigpu deploy/ocigpu-caas -- ocigpu caas admin-key"
-        raise HostError("OCIGPU-CAAS-1", f"{path}: no service has its store here", hint)
-    kept_in = CaasStore(store)
+    _need_database(store)
+    kept_in = CaasStore(store, create=False)
     try:
         key, kept = kept_in.keys.add(None, ["admin"], label, None)
     finally:
         kept_in.close()
     yield {"id": kept.id, "key": key}
     print(key)
+
+
+def _need_database(store: str) -> None:
+    """Raise HostError for a URL of PostgreSQL whose library is missing."""
+    if "://" in store:
+        with needing("a store in PostgreSQL needs packages that are not installed", "OCIGPU-CAAS-1", "postgresql"):
+            import ocigpu.tenants.service.postgresql  # noqa: F401
 
 
 @takes(connect)

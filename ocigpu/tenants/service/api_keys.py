@@ -4,11 +4,12 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
 
 from ocigpu.tenants.service.database import Database
-
-_KEYS = "select id, tenancy, scopes, label, created, expires, revoked from keys where"
+from ocigpu.tenants.service.tables import keys
 
 
 class ApiKey(NamedTuple):
@@ -38,16 +39,16 @@ class ApiKeys:
         """
         made = ApiKey(secrets.token_hex(6), tenancy, tuple(scopes), label, self.clock(), expires, False)
         secret = secrets.token_urlsafe(32)
-        values = (made.id, _hash(secret), tenancy, " ".join(scopes), label, made.created, expires)
+        values = {**made._asdict(), "hash": _hash(secret), "scopes": " ".join(scopes), "revoked": 0}
         with self._database.change() as base:
-            base.execute("insert into keys values (?, ?, ?, ?, ?, ?, ?, 0)", values)
+            base.execute(sa.insert(keys).values(**values))
         return f"ocigpu_{made.id}_{secret}", made
 
     def check(self, key: str) -> ApiKey | None:
         """Return the key that this is, None if it is unknown, revoked or expired."""
         _, _, rest = key.partition("ocigpu_")
         number, _, secret = rest.partition("_")
-        rows = self._database.read("select hash from keys where id = ?", (number,))
+        rows = self._database.read(sa.select(keys.c.hash).where(keys.c.id == number))
         if not hmac.compare_digest(rows[0][0] if rows else bytes(32), _hash(secret)):
             return None
         found = self.find(number)
@@ -55,24 +56,25 @@ class ApiKeys:
 
     def find(self, number: str) -> ApiKey | None:
         """Return the key with this id, None if it is unknown or revoked."""
-        return next(iter(self._select("id = ? and revoked = 0", number)), None)
+        return next(iter(self._select(keys.c.id == number, keys.c.revoked == 0)), None)
 
     def page(self, after: str = "", limit: int = 50) -> list[ApiKey]:
         """Return keys by their ids, from above the id ``after``."""
-        return self._select("id > ? order by id limit ?", after, limit)
+        return self._select(keys.c.id > after, limit=limit)
 
-    def _select(self, terms: str, *values: str | int) -> list[ApiKey]:
+    def _select(self, *terms: sa.ColumnElement[bool], limit: int = 1) -> list[ApiKey]:
+        wanted: sa.Select[Any] = sa.select(*(keys.c[name] for name in ApiKey._fields)).where(*terms)
         return [
-            ApiKey(key, tenancy, tuple(scopes.split()), label, created, expires, bool(revoked))
-            for key, tenancy, scopes, label, created, expires, revoked in self._database.read(
-                f"{_KEYS} {terms}", values
+            ApiKey(number, tenancy, tuple(scopes.split()), label, created, expires, bool(revoked))
+            for number, tenancy, scopes, label, created, expires, revoked in self._database.read(
+                wanted.order_by(keys.c.id).limit(limit)
             )
         ]
 
     def revoke(self, number: str) -> bool:
         """Revoke a key; returns whether it exists."""
         with self._database.change() as base:
-            return base.execute("update keys set revoked = 1 where id = ?", (number,)).rowcount > 0
+            return base.execute(sa.update(keys).where(keys.c.id == number).values(revoked=1)).rowcount > 0
 
 
 def _hash(secret: str) -> bytes:

@@ -19,7 +19,7 @@ from ocigpu.tenants.service.pods import DOCKER_CONFIG, find_export, make_docker_
 from ocigpu.tenants.service.problems import Refusal
 from ocigpu.tenants.service.reconciler import wait_at_most
 from ocigpu.tenants.service.request import ApiRequest, TenantRules
-from ocigpu.tenants.service.store import StoredContainer, StoreFullError
+from ocigpu.tenants.service.store import KeyTakenError, StoredContainer, StoreFullError
 from ocigpu.tenants.service.tenancies import check_quota, check_tenancy, read_quotas
 
 MAX_TEXTS = 1 << 20
@@ -73,15 +73,18 @@ async def _create(
     check_share(made_of, quota)
     quotas = await read_quotas(request, tenancy)
     async with request.take_turn():
-        # no await from here on: container and key are stored together, or neither is
-        check_quota(request, quotas, tenancy, made_of["gpus"])
+        # no await from here on: container and key are stored together, or neither is, whatever other replicas do
         try:
-            for ended in store.make_room(tenancy, len(request.body)):
-                reconciler.look_at(ended)
+            with store.database.change():
+                check_quota(request, quotas, tenancy, made_of["gpus"])
+                ended = store.make_room(tenancy, len(request.body))
+                made = store.add(tenancy, made_of, secret_values(wanted, made_of), key, request.body)
         except StoreFullError as error:
             raise Refusal(str(error), retry_after=30) from error
-        made = store.add(tenancy, made_of, secret_values(wanted, made_of), key, request.body)
-        reconciler.look_at(made.id)
+        except KeyTakenError as error:
+            raise Refusal("idempotency_in_flight", retry_after=1) from error
+        for one in (*ended, made.id):
+            reconciler.look_at(one)
         return _accept(request, made, {})
 
 

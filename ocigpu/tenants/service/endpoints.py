@@ -42,7 +42,7 @@ class Endpoint(NamedTuple):
         return signature_of(self.handler)
 
 
-COMMON = ("parameter_invalid", "internal", "method_not_allowed")
+COMMON = ("parameter_invalid", "internal", "method_not_allowed", "stopping", "store_unavailable")
 WITH_CREDENTIAL = (
     "credential_missing",
     "credential_invalid",

@@ -1,19 +1,16 @@
 """The events of containers in the service's store, numbered in their order."""
 
-import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
+import sqlalchemy as sa
+
 from ocigpu.tenants.service.database import Database
 from ocigpu.tenants.service.lifecycle import ContainerStanding
+from ocigpu.tenants.service.tables import events
 
 MAX_EVENTS = 10_000
 """Of one tenancy."""
-_EVENTS = "select id, at, kind, container, tenancy, lifecycle, reason, detail from events where"
-_FORGET_OLD = (
-    "delete from events where tenancy = ? and id <="
-    " (select id from events where tenancy = ? order by id desc limit 1 offset ?)"
-)
 
 
 class StoredEvent(NamedTuple):
@@ -35,27 +32,25 @@ class EventLog:
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         self._database, self.clock = database, clock
 
-    def note(
-        self, base: sqlite3.Connection, kind: str, container: str, tenancy: str, standing: ContainerStanding
-    ) -> None:
+    def note(self, base: sa.Connection, kind: str, container: str, tenancy: str, standing: ContainerStanding) -> None:
         """Add an event, as part of the transaction that ``base`` is in; the oldest of many are deleted."""
-        done = base.execute(
-            "insert into events (at, kind, container, tenancy, lifecycle, reason, detail) values (?, ?, ?, ?, ?, ?, ?)",
-            (self.clock(), kind, container, tenancy, *standing[:3]),
-        )
-        if done.lastrowid and done.lastrowid % 100 == 0:
-            base.execute(_FORGET_OLD, (tenancy, tenancy, MAX_EVENTS))
+        values = {"at": self.clock(), "kind": kind, "container": container, "tenancy": tenancy}
+        values |= {"lifecycle": standing.lifecycle, "reason": standing.reason, "detail": standing.detail}
+        (number,) = base.execute(sa.insert(events).values(**values)).inserted_primary_key or (0,)
+        if number % 100 == 0:
+            own = events.c.tenancy == tenancy
+            kept = sa.select(events.c.id).where(own).order_by(events.c.id.desc()).limit(1).offset(MAX_EVENTS)
+            base.execute(sa.delete(events).where(own, events.c.id <= kept.scalar_subquery()))
 
     def last(self) -> int:
         """Return the id of the newest event, 0 for none."""
-        return int(self._database.read("select coalesce(max(id), 0) from events")[0][0])
+        return int(self._database.read(sa.select(sa.func.coalesce(sa.func.max(events.c.id), 0)))[0][0])
 
     def after(self, event: int, tenancy: str = "", container: str = "", limit: int = 100) -> list[StoredEvent]:
         """Return the events after one, the oldest first; of a tenancy or container, "" for all."""
-        wanted = {"tenancy = ?": tenancy, "container = ?": container}
-        wanted = {term: value for term, value in wanted.items() if value}
-        terms = " and ".join(["id > ?", *wanted])
-        rows = self._database.read(
-            f"{_EVENTS} {terms} order by id limit {int(limit)}", (event, *wanted.values())
-        )  # fmt: skip
-        return [StoredEvent(*row) for row in rows]
+        wanted = sa.select(*(events.c[name] for name in StoredEvent._fields)).where(events.c.id > event)
+        if tenancy:
+            wanted = wanted.where(events.c.tenancy == tenancy)
+        if container:
+            wanted = wanted.where(events.c.container == container)
+        return [StoredEvent(*row) for row in self._database.read(wanted.order_by(events.c.id).limit(limit))]

@@ -2,6 +2,8 @@
 
 Scheduler and kubelet write their own Events.  Nothing waits for these.  If the cluster does not answer, they are
 written later, in order.  After a restart only new ones are written: the service keeps all of them (GET /v1/events).
+Of several replicas, the one that keeps containers writes; one that takes over may write the last ones again, under the
+same names.
 """
 
 import asyncio
@@ -29,16 +31,15 @@ class EventRecorder:
     ) -> None:
         self._store, self._cluster, self._signal, self._log = store, cluster, signal, log
         self._pause = Backoff(pace.first, pace.longest)
-        self._last = store.events.last()
 
-    async def run(self) -> None:
-        """Write until cancelled."""
+    async def run(self, last: int) -> None:
+        """Write until cancelled, what comes after the event ``last``."""
         with self._signal.subscribe() as heard:
             while True:
                 heard.clear()
-                found = self._store.events.after(self._last)
+                found = self._store.events.after(last)
                 for event in found:
-                    self._last = event.id
+                    last = event.id
                     await self._write_event(event)
                 if not found:
                     await heard.wait()

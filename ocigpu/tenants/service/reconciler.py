@@ -2,17 +2,27 @@
 
 Each step is repeated until it succeeds.  A service that was killed between two steps continues from the state of store
 and cluster: the names of objects are derived from the container's id.
+
+Of several replicas with one database, all follow the cluster and the store, and one keeps containers: the one whose
+session holds the lock (Database.hold).  The store takes changes of that session alone; before each change of the
+cluster it must have proved itself within the last second.
 """
 
 import asyncio
 import contextlib
+import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.cluster.names import namespace_name
 from ocigpu.system.service import Backoff, ServiceLog
 from ocigpu.tenants.service.cluster import ClusterClient, ClusterError, WatchCache
+from ocigpu.tenants.service.database import KeepingLostError, cause_of
 from ocigpu.tenants.service.lifecycle import ContainerStanding, judge_output, read_standing, read_time
 from ocigpu.tenants.service.models import FINAL
 from ocigpu.tenants.service.pods import (
@@ -35,13 +45,15 @@ MAX_LOG = 4 << 20
 ABOUT_PODS = {"involvedObject.kind": "Pod"}
 MAX_TOLD = 64
 """Events kept of a pod, the newest: the kubelet counts equal ones in one Event."""
+PROVED = 1.0
+"""Seconds for which the session that keeps containers is known to hold its lock."""
 ACTIVE = ("", "Pending", "Provisioning", "Ready")
 """Phases of tenancies that take containers; those before Ready start them later."""
 
 
 class ReconcilerPace(NamedTuple):
     """Seconds: between looks at a container whose pod does not come or go, first and longest pause after a failure,
-    between chores and between looks at whose the names of tenancies are.
+    between chores and between looks at whose the names of tenancies are; between looks at what other replicas did.
     """
 
     look: float = 10.0
@@ -49,6 +61,7 @@ class ReconcilerPace(NamedTuple):
     longest: float = 30.0
     chores: float = 60.0
     tenancies: float = 60.0
+    replicas: float = 0.2
 
 
 class ChangeSignal:
@@ -111,6 +124,11 @@ class Reconciler:
         pod_seconds: float = 600.0,
     ) -> None:
         self.store, self.cluster, self.options, self.log = store, cluster, options, log
+        self._shared, self._proved = store, 0.0
+        self.is_keeping = False
+        """Whether this replica keeps containers; ``store`` is then that of its session."""
+        self.beside: list[Callable[[int], Coroutine[Any, Any, None]]] = []
+        """What runs while this replica keeps containers, from the event on at which it began."""
         self.keep_seconds, self.pod_seconds, self.pace = keep_seconds, pod_seconds, pace
         self.signal = ChangeSignal()
         self.is_gone: Callable[[str], bool] = lambda _node: False
@@ -126,6 +144,8 @@ class Reconciler:
         self._pauses: dict[str, Backoff] = {}
         self._all_slots = asyncio.Semaphore(PARALLEL_OF_ALL)
         self._wake = asyncio.Event()
+        self._seen: int | None = None
+        self._deleting: set[str] = set()
         store.listener = self.signal.notify
 
     @property
@@ -134,7 +154,9 @@ class Reconciler:
         return self._pods.problem
 
     def look_at(self, container: str, after: float = 0.0) -> None:
-        """Have a container reconciled, at the latest after some seconds."""
+        """Have a container reconciled, at the latest after some seconds, if this replica keeps containers."""
+        if not self.is_keeping:  # the other one sees it in the store
+            return
         at = asyncio.get_running_loop().time() + after
         self._due[container] = min(at, self._due.get(container, at))
         self._wake.set()
@@ -142,11 +164,73 @@ class Reconciler:
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._work())
             group.create_task(self._pods.run(self._take_pod_change))
             group.create_task(self._events.run(self._take_event))
-            group.create_task(self._repeat(self._chores, self.pace.chores))
-            group.create_task(self._repeat(self._look_at_tenancies, self.pace.tenancies))
+            group.create_task(self._keep())
+            if self._shared.database.shared:
+                group.create_task(self._repeat(self._follow_replicas, self.pace.replicas))
+
+    async def _keep(self) -> None:
+        """Keep containers whenever this replica gets the lock."""
+        while True:
+            try:
+                since = self._shared.events.last()
+                held = await asyncio.to_thread(self._shared.hold)  # it may wait for a server
+                if held:
+                    await self._keep_in(held, since)
+            except* (HostError, DBAPIError, KeepingLostError) as errors:
+                self.log.once("keeping", "warning", f"containers are not kept here: {cause_of(errors.exceptions[0])}")
+            await asyncio.sleep(self.pace.replicas)
+
+    async def _keep_in(self, held: CaasStore, since: int) -> None:
+        """Keep containers until the session of ``held`` ends, which raises an ExceptionGroup."""
+        self.store, self.is_keeping, self._seen = held, True, since
+        self.log.forget("keeping")
+        try:
+            self._prove()
+            for one in held.list_live():
+                self.look_at(one)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._work())
+                group.create_task(self._repeat(self._chores, self.pace.chores))
+                group.create_task(self._repeat(self._look_at_tenancies, self.pace.tenancies))
+                for each in self.beside:
+                    group.create_task(each(since))
+                while held.database.shared:
+                    await asyncio.sleep(self.pace.replicas)
+                    self._prove()
+        finally:
+            self.store, self.is_keeping = self._shared, False
+            self._due.clear()
+
+    def _prove(self) -> None:
+        """Raise KeepingLostError or DBAPIError if another replica may keep containers."""
+        self.store.database.read(sa.select(1))
+        self._proved = time.monotonic()
+
+    def _check_keeping(self) -> None:
+        """The same, before a change of the cluster: this process may have been stopped since the last time."""
+        if self._shared.database.shared and time.monotonic() - self._proved > PROVED:
+            self._prove()
+
+    async def _create(self, document: Mapping[str, Any]) -> None:
+        self._check_keeping()
+        await self.cluster.create(document)
+
+    async def _delete(self, document: Mapping[str, Any]) -> bool:
+        self._check_keeping()
+        return await self.cluster.delete(document)
+
+    async def _follow_replicas(self) -> None:
+        """Look at what other replicas have stored: events for streams; for the keeper, containers to make or delete."""
+        found = self._shared.events.after(self._seen) if self._seen is not None else []
+        self._seen = found[-1].id if found else self._shared.events.last() if self._seen is None else self._seen
+        if found:
+            self.signal.notify()
+        deleting = set(self._shared.list_deleting()) if self.is_keeping else set()
+        for one in (*(event.container for event in found if event.kind == "created"), *deleting - self._deleting):
+            self.look_at(one)
+        self._deleting = deleting
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -167,6 +251,10 @@ class Reconciler:
                     await self._reconcile(container)
             else:
                 self._pauses.pop(container, None)
+                await self._remove_left(container)
+        except (DBAPIError, KeepingLostError) as error:
+            self.log.once("store", "warning", f"{container}: {cause_of(error)}", container=container)
+            self.look_at(container, self._pause(container))
         finally:
             self._busy.discard(container)
             if container in self._due:
@@ -183,6 +271,8 @@ class Reconciler:
             self.log.once("cluster", "warning", f"{container}: {error.message}", container=container)
             if not found.made and not found.deleting:
                 self.store.note_standing(container, ContainerStanding("accepted", "cluster_unavailable", error.message))
+        except (DBAPIError, KeepingLostError):
+            raise
         except Exception as error:  # noqa: BLE001 - an error with one container must not stop the others
             again = self._pause(container)
             self.log("error", f"{container}: {type(error).__name__}: {error}", container=container)
@@ -256,7 +346,7 @@ class Reconciler:
         documents = [*plan_secrets(plan, container.secrets or {}), *plan_volumes(plan, self.options)]
         try:
             for document in (*documents, plan_pod(plan, self.options, read_spec(dict(tenancy)))):
-                await self.cluster.create(document)
+                await self._create(document)
         except ClusterError as error:
             if error.status == 403 and "exceeded quota" in error.message:
                 self.store.note_standing(container.id, ContainerStanding("accepted", "quota_exceeded", error.message))
@@ -264,7 +354,7 @@ class Reconciler:
             if error.passing:
                 raise
             for document in documents:
-                await self.cluster.delete(document)
+                await self._delete(document)
             denied = ContainerStanding("failed", "admission_denied", error.message, finished=self.store.clock())
             self.store.note_standing(container.id, denied)
             return None
@@ -304,22 +394,36 @@ class Reconciler:
         others = [*plan_volumes(plan, self.options)[::-1], *plan_secrets(plan, {})]
         ended = container.standing.lifecycle in FINAL
         for document in others if ended else ():
-            await self.cluster.delete(document)
-        if await self.cluster.delete(plan_pod(plan, self.options)) and await self.cluster.get(
+            await self._delete(document)
+        if await self._delete(plan_pod(plan, self.options)) and await self.cluster.get(
             "Pod", object_name(container.id), namespace_name(plan.tenancy)
         ):
             return False
         for document in () if ended else others:
-            await self.cluster.delete(document)
+            await self._delete(document)
         self._pods.objects.pop(_place_of(container), None)
         return True
+
+    async def _remove_left(self, container: str) -> None:
+        """Delete the pod of a container that is gone: it was made by a replica that had just lost its lock."""
+        found = self.store.find_any(container)
+        if found and found.gone and _place_of(found) in self._pods.objects:
+            with contextlib.suppress(ClusterError):  # the next change of the pod brings it here again
+                await self._clear(found)
 
     # changes in the cluster
 
     def _take_pod_change(self, pod: Mapping[str, Any] | None) -> None:
-        changed = self.store.list_live() if pod is None else [str(pod["metadata"].get("labels", {}).get(ID_LABEL))]
-        for one in changed:
-            self.look_at(one)
+        if not self.is_keeping:  # who begins to keep looks at all
+            return
+        if pod is not None:
+            self.look_at(str(pod["metadata"].get("labels", {}).get(ID_LABEL)))
+            return
+        try:
+            for one in self.store.list_live():
+                self.look_at(one)
+        except (DBAPIError, KeepingLostError):
+            asyncio.get_running_loop().call_later(self.pace.look, self._take_pod_change, None)
 
     def _take_event(self, event: Mapping[str, Any] | None) -> None:
         """Record an Event about a pod; the cluster drops Events after an hour, and so does this."""
@@ -342,6 +446,8 @@ class Reconciler:
             try:
                 await chore()
                 self.log.forget("chores")
+            except (DBAPIError, KeepingLostError) as error:
+                self.log.once("chores", "error", f"store: {cause_of(error)}")
             except Exception as error:  # noqa: BLE001 - a full disk or a defect must not stop the work on containers
                 self.log.failed("chores", error)
             await asyncio.sleep(seconds)

@@ -54,9 +54,9 @@ BEAT = 1.0
 class ServiceOptions(NamedTuple):
     """The operator's options.
 
-    ``listen``: HOST:PORT; ``state``: directory of the store; ``tls``: files of certificate and key, () for none;
-    ``insecure``: plain HTTP for all clients, behind a proxy with TLS; ``audit``: file, "" for the log; ``health``:
-    HOST:PORT for probes alone, "" for none.
+    ``listen``: HOST:PORT; ``state``: directory of the store, or its URL; ``tls``: files of certificate and key, ()
+    for none; ``insecure``: plain HTTP for all clients, behind a proxy with TLS; ``audit``: file, "" for the log;
+    ``health``: HOST:PORT for probes alone, "" for none.
     """
 
     listen: str = "127.0.0.1:8443"
@@ -146,7 +146,7 @@ class HttpProtocol(H11Protocol):
 
 
 class CaasServer:
-    """The service; :meth:`run` works until SIGTERM, SIGINT or SIGQUIT.
+    """The service, or one of its replicas; :meth:`run` works until SIGTERM, SIGINT or SIGQUIT.
 
     Raises SettingsError and HostError (OCIGPU-CAAS-1) for options that are wrong or dangerous, and for a cluster, store
     or address that is not available; then nothing was made.  ``cluster``: replaces the one that the options name.
@@ -217,10 +217,11 @@ class CaasServer:
         fleet = Fleet(cluster, reconciler.signal, options.pods.resource, self.log, options.pace)
         reconciler.is_gone = fleet.is_gone
         recorder = EventRecorder(self.store, cluster, reconciler.signal, self.log, options.pace)
+        reconciler.beside.append(recorder.run)
 
         @contextlib.asynccontextmanager
         async def beside(_app: Starlette) -> AsyncIterator[None]:
-            beside_us = (reconciler.run(), fleet.run(), recorder.run(), self._renew(config.ssl), self._beat())
+            beside_us = (reconciler.run(), fleet.run(), self._renew(config.ssl), self._beat())
             work = [asyncio.create_task(one) for one in beside_us]
             for one in work:
                 one.add_done_callback(self._ended)

@@ -1,9 +1,8 @@
-"""What the service remembers: containers, Idempotency-Keys and logs; events and API keys beside them in the same file.
+"""What the service remembers: containers, Idempotency-Keys, logs; events and API keys beside them in one database.
 
-SQLite and not objects of Kubernetes: a container and its Idempotency-Key are one transaction, which two objects cannot
-be; events have numbers that only grow, which a stream resumes by; and the cluster's database is spared them.  What it
-costs is that the service runs once at a time, as a Deployment of one with a volume.  See
-docs/decisions/2026-11-23-the-service-remembers-in-sqlite.md.
+A database and not objects of Kubernetes: a container and its Idempotency-Key are one transaction, which two objects
+cannot be; events have numbers that only grow, which a stream resumes by; and the cluster's database is spared them.
+See docs/decisions/2026-11-29-the-service-remembers-in-sqlite-or-postgresql.md.
 """
 
 import hashlib
@@ -11,16 +10,19 @@ import hmac
 import itertools
 import json
 import secrets
-import sqlite3
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import sqlalchemy as sa
+
 from ocigpu.tenants.service.api_keys import ApiKeys
-from ocigpu.tenants.service.database import Database
+from ocigpu.tenants.service.database import Database, SqliteDatabase
 from ocigpu.tenants.service.event_log import EventLog
 from ocigpu.tenants.service.lifecycle import ContainerStanding
 from ocigpu.tenants.service.models import FINAL
+from ocigpu.tenants.service.tables import containers, events, idempotency, keys, logs, tenancies
 
 REPLAY_SECONDS = 86400
 """How long an Idempotency-Key is known."""
@@ -31,17 +33,15 @@ FORMER = "~"
 MAX_FORGOTTEN = 8
 """Containers that are removed at one time."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_CONTAINERS = (
-    "select id, tenancy, created, request, secrets, made, deleting, gone, standing, version, lifecycle, reason"
-    " from containers where"
-)
-_IDS = "select id from containers where gone = 0 and"
-_WAITING_GPUS = (
-    "select coalesce(sum(json_extract(request, '$.gpus')), 0) from containers where tenancy = ?"
-    " and made = 0 and gone = 0 and deleting = 0 and lifecycle not in ('finished', 'failed')"
-)
-_SIZES = "select size from containers where"
-_DELETING = "update containers set deleting = 1, version = version + 1 where id = ?"
+_of = containers.c
+_LIVE = _of.gone == 0
+_OVER = _of.lifecycle.in_(FINAL)
+_DELETE = {"deleting": 1, "version": _of.version + 1}
+_READABLE = sa.select(
+    _of.id, _of.tenancy, _of.created, _of.request, _of.secrets, _of.made, _of.deleting, _of.gone, _of.standing,
+    _of.version, _of.lifecycle, _of.reason,
+)  # fmt: skip
+SCHEMES = ("postgresql://", "postgres://")
 
 
 class StoreLimits(NamedTuple):
@@ -57,6 +57,10 @@ class StoreLimits(NamedTuple):
 
 class StoreFullError(Exception):
     """A tenancy has so much in the store that has not ended (too_many_containers), or the disk is full (store_full)."""
+
+
+class KeyTakenError(Exception):
+    """An Idempotency-Key came with another request at the same time."""
 
 
 class StoredContainer(NamedTuple):
@@ -99,26 +103,37 @@ def new_id(prefix: str, now: float) -> str:
 
 
 class CaasStore:
-    """The store.  ``serving``, and the errors it raises: as of Database, in whose file it is.
+    """The store in a directory or at a URL, see :func:`open_database`; or in an open ``database``.
 
     ``clock``: returns seconds since 1970; ``listener``: called after each change that made events.
     """
 
     def __init__(
         self,
-        directory: str,
+        place: str,
         serving: bool = False,
         clock: Callable[[], float] = time.time,
         limits: StoreLimits = StoreLimits(),  # noqa: B008 - immutable
+        create: bool = True,
+        database: Database | None = None,
     ) -> None:
         self.clock, self.limits = clock, limits
         self.listener: Callable[[], None] = lambda: None
-        self.database = Database(directory, serving)
+        self.database = database or open_database(place, serving, create)
         self.keys, self.events = ApiKeys(self.database, clock), EventLog(self.database, clock)
 
     def close(self) -> None:
-        """Close the file and release its lock."""
+        """Close the database; a file's lock is released."""
         self.database.close()
+
+    def hold(self) -> "CaasStore | None":
+        """Return the store for the one replica that keeps containers, None while another replica does."""
+        held = self.database.hold()
+        if held is None or held is self.database:
+            return self if held else None
+        found = CaasStore("", clock=self.clock, limits=self.limits, database=held)
+        found.listener = self.listener
+        return found
 
     # containers
 
@@ -131,11 +146,13 @@ class CaasStore:
         if not self.database.has_space(self.limits.reserve + size):
             raise StoreFullError("store_full")
         with self.database.change() as base:
+            stored = _of.size + sa.func.coalesce(sa.func.length(logs.c.text), 0)
             found = base.execute(
-                "select id, gone, deleting, lifecycle, size + coalesce(length(text), 0) from containers"
-                " left join logs on container = id where tenancy = ? order by id",
-                (tenancy,),
-            ).fetchall()
+                sa.select(_of.id, _of.gone, _of.deleting, _of.lifecycle, stored)
+                .outerjoin(logs, logs.c.container == _of.id)
+                .where(_of.tenancy == tenancy)
+                .order_by(_of.id)
+            ).all()
             count, used = len(found), sum(row[4] for row in found)
             ended: list[str] = []
             for gone in (1, 0):
@@ -146,11 +163,11 @@ class CaasStore:
                         continue
                     count, used = count - 1, used - bytes_
                     if gone:
-                        base.execute("delete from idempotency where container = ?", (number,))
-                        base.execute("delete from containers where id = ?", (number,))
+                        base.execute(sa.delete(idempotency).where(idempotency.c.container == number))
+                        base.execute(sa.delete(containers).where(_of.id == number))
                     else:
                         ended.append(number)
-                        base.execute(_DELETING, (number,))
+                        base.execute(sa.update(containers).where(_of.id == number).values(**_DELETE))
             if count < self.limits.containers and used + size <= self.limits.bytes:
                 return ended
             raise StoreFullError("too_many_containers")
@@ -158,20 +175,26 @@ class CaasStore:
     def add(
         self, tenancy: str, request: Mapping[str, Any], values: Mapping[str, str], key: str = "", body: bytes = b""
     ) -> StoredContainer:
-        """Remember a container and, with it, the Idempotency-Key and body that it came with."""
+        """Remember a container and, with it, the Idempotency-Key and body that it came with.
+
+        Raises KeyTakenError if the key is known: another replica was faster.
+        """
         now = self.clock()
         made = new_id("ctr", now)
         text, secret = json.dumps(request), json.dumps(values) if values else None
         with self.database.change() as base:
             base.execute(
-                "insert into containers (id, tenancy, created, request, secrets, size) values (?, ?, ?, ?, ?, ?)",
-                (made, tenancy, now, text, secret, len(text) + len(secret or "")),
-            )
-            if key:
-                base.execute(
-                    "insert or replace into idempotency values (?, ?, ?, ?, ?)",
-                    (tenancy, self._hash(key.encode()), self._hash(body), made, now + REPLAY_SECONDS),
+                sa.insert(containers).values(
+                    id=made, tenancy=tenancy, created=now, request=text, secrets=secret, gpus=request.get("gpus", 0),
+                    size=len(text) + len(secret or ""),
                 )
+            )  # fmt: skip
+            if key:
+                if self.replay(tenancy, key, body):
+                    raise KeyTakenError
+                mark = {"tenancy": tenancy, "key": self._hash(key.encode())}
+                values_ = {"body": self._hash(body), "container": made, "expires": now + REPLAY_SECONDS}
+                _replace(base, idempotency, mark, values_)
             self.events.note(base, "created", made, tenancy, ContainerStanding("accepted"))
         self.listener()
         found = self.find(made)
@@ -180,9 +203,10 @@ class CaasStore:
 
     def replay(self, tenancy: str, key: str, body: bytes) -> Replay | None:
         """Return what came with an Idempotency-Key within the last day."""
+        mark = self._hash(key.encode())
+        of = idempotency.c
         rows = self.database.read(
-            "select container, body from idempotency where tenancy = ? and key = ? and expires > ?",
-            (tenancy, self._hash(key.encode()), self.clock()),
+            sa.select(of.container, of.body).where(of.tenancy == tenancy, of.key == mark, of.expires > self.clock())
         )
         return Replay(rows[0][0], hmac.compare_digest(rows[0][1], self._hash(body))) if rows else None
 
@@ -192,63 +216,57 @@ class CaasStore:
 
     def find(self, container: str) -> StoredContainer | None:
         """Return a container that was not deleted."""
-        return next(iter(self._containers("id = ? and gone = 0", (container,))), None)
+        return next(iter(self._containers(_READABLE.where(_of.id == container, _LIVE))), None)
 
     def find_tenancy(self, container: str) -> str:
         """Return whose a container is that was not deleted, "" for none."""
-        rows = self.database.read("select tenancy from containers where id = ? and gone = 0", (container,))
+        rows = self.database.read(sa.select(_of.tenancy).where(_of.id == container, _LIVE))
         return str(rows[0][0]) if rows else ""
 
     def find_any(self, container: str) -> StoredContainer | None:
         """Return a container, also a deleted one."""
-        return next(iter(self._containers("id = ?", (container,))), None)
+        return next(iter(self._containers(_READABLE.where(_of.id == container))), None)
 
     def list_containers(
         self, tenancy: str, lifecycle: str = "", before: str = "", limit: int = 50
     ) -> list[StoredContainer]:
         """Return containers of a tenancy, "" for all, the newest first, from below the id ``before``."""
-        terms, values = self._listed(tenancy, lifecycle, before, limit)
-        return self._containers(terms, values)
+        return self._containers(_listed(_READABLE, tenancy, lifecycle, before, limit))
 
     def fit(self, tenancy: str, lifecycle: str = "", before: str = "", limit: int = 50) -> int:
         """Return how many of these containers fit into an answer: one or more, of MAX_PAGE bytes or the first."""
-        terms, values = self._listed(tenancy, lifecycle, before, limit)
-        sizes = (row[0] for row in self.database.read(f"{_SIZES} {terms}", values))
-        return max(1, len([used for used in itertools.accumulate(sizes) if used <= MAX_PAGE]))
-
-    @staticmethod
-    def _listed(tenancy: str, lifecycle: str, before: str, limit: int) -> tuple[str, tuple[str, ...]]:
-        wanted = {"tenancy = ?": tenancy, "lifecycle = ?": lifecycle, "id < ?": before}
-        wanted = {term: value for term, value in wanted.items() if value}
-        terms = " and ".join(["gone = 0", *wanted])
-        return f"{terms} order by id desc limit {int(limit)}", tuple(wanted.values())
+        rows = self.database.read(_listed(sa.select(_of.size), tenancy, lifecycle, before, limit))
+        return max(1, len([used for used in itertools.accumulate(size for (size,) in rows) if used <= MAX_PAGE]))
 
     def list_live(self) -> list[str]:
         """Return those that have something in the cluster, or are to have."""
-        return self._ids("deleting = 1 or made = 0 or lifecycle not in ('finished', 'failed')")
+        return self._ids(sa.or_(_of.deleting == 1, _of.made == 0, ~_OVER))
 
     def list_over(self, before: float) -> list[str]:
         """Return those that ended before this time and are not being deleted."""
-        ended = "coalesce(json_extract(standing, '$.finished'), created)"
-        return self._ids(f"deleting = 0 and lifecycle in ('finished', 'failed') and {ended} < ?", before)
+        return self._ids(_of.deleting == 0, _OVER, sa.func.coalesce(_of.finished, _of.created) < before)
 
-    def _ids(self, terms: str, *values: Any) -> list[str]:
+    def list_deleting(self) -> list[str]:
+        """Return those that are to be deleted."""
+        return self._ids(_of.deleting == 1)
+
+    def _ids(self, *terms: sa.ColumnElement[bool]) -> list[str]:
         """Return ids alone: requests are as large as tenants like, and there are very many."""
-        return [number for (number,) in self.database.read(f"{_IDS} ({terms})", values)]
+        return [number for (number,) in self.database.read(sa.select(_of.id).where(_LIVE, *terms))]
 
-    def _containers(self, terms: str, values: Sequence[Any]) -> "list[StoredContainer]":
-        rows = self.database.read(f"{_CONTAINERS} {terms}", values)
-        return [_read_row(*row) for row in rows]
+    def _containers(self, wanted: sa.Select[Any]) -> "list[StoredContainer]":
+        return [_read_row(*row) for row in self.database.read(wanted)]
 
     def waiting_gpus(self, tenancy: str) -> int:
         """Return the GPUs of containers whose pods the cluster has not seen: its quota does not count them yet."""
-        return int(self.database.read(_WAITING_GPUS, (tenancy,))[0][0])
+        terms = (_of.tenancy == tenancy, _of.made == 0, _LIVE, _of.deleting == 0, ~_OVER)
+        return int(self.database.read(sa.select(sa.func.coalesce(sa.func.sum(_of.gpus), 0)).where(*terms))[0][0])
 
     def note_made(self, container: str) -> None:
         """Its objects are in the cluster: the values of its secrets are forgotten."""
         with self.database.change() as base:
             self._forget_secrets(base, container)
-            base.execute("update containers set made = 1 where id = ?", (container,))
+            base.execute(sa.update(containers).where(_of.id == container).values(made=1))
         self.database.clean()
 
     def note_standing(self, container: str, standing: ContainerStanding) -> bool:
@@ -263,10 +281,16 @@ class CaasStore:
             standing = standing._replace(phases={**found.standing.phases, **standing.phases})
             if standing == found.standing:
                 return False
-            detail = standing._asdict()
             base.execute(
-                "update containers set lifecycle = ?, reason = ?, standing = ?, version = version + 1 where id = ?",
-                (standing.lifecycle, standing.reason, json.dumps(detail), container),
+                sa.update(containers)
+                .where(_of.id == container)
+                .values(
+                    lifecycle=standing.lifecycle,
+                    reason=standing.reason,
+                    standing=json.dumps(standing._asdict()),
+                    finished=standing.finished,
+                    version=_of.version + 1,
+                )
             )
             if standing.lifecycle in FINAL:
                 self._forget_secrets(base, container)
@@ -278,14 +302,15 @@ class CaasStore:
             self.listener()
         return changed
 
-    def _forget_secrets(self, base: sqlite3.Connection, container: str) -> None:
-        done = base.execute("update containers set secrets = null where id = ? and secrets is not null", (container,))
+    def _forget_secrets(self, base: sa.Connection, container: str) -> None:
+        known = (_of.id == container, _of.secrets.is_not(None))
+        done = base.execute(sa.update(containers).where(*known).values(secrets=None))
         self.database.unclean = self.database.unclean or done.rowcount > 0
 
     def note_deleting(self, container: str) -> None:
         """It is to be deleted."""
         with self.database.change() as base:
-            base.execute(_DELETING, (container,))
+            base.execute(sa.update(containers).where(_of.id == container).values(**_DELETE))
 
     def note_gone(self, container: str) -> None:
         """Record that nothing of a container is left in the cluster."""
@@ -294,8 +319,8 @@ class CaasStore:
             if not found:
                 return
             self._forget_secrets(base, container)
-            base.execute("update containers set gone = 1 where id = ?", (container,))
-            base.execute("delete from logs where container = ?", (container,))
+            base.execute(sa.update(containers).where(_of.id == container).values(gone=1))
+            base.execute(sa.delete(logs).where(logs.c.container == container))
             self.events.note(base, "deleted", container, found.tenancy, found.standing)
         self.database.clean()
         self.listener()
@@ -306,56 +331,55 @@ class CaasStore:
         """Keep what a container printed: its pod goes, the node's files before it; nothing on a full disk."""
         text = text if self.database.has_space(self.limits.reserve + len(text)) else b""
         with self.database.change() as base:
-            base.execute("insert or replace into logs values (?, ?)", (container, text))
-            kept = base.execute(
-                "select id, length(text) from containers join logs on container = id"
-                " where tenancy = (select tenancy from containers where id = ?) order by id desc",
-                (container,),
-            ).fetchall()
+            _replace(base, logs, {"container": container}, {"text": text})
+            whose = sa.select(_of.tenancy).where(_of.id == container).scalar_subquery()
+            sizes = sa.select(_of.id, sa.func.length(logs.c.text)).join(logs, logs.c.container == _of.id)
+            kept = base.execute(sizes.where(_of.tenancy == whose).order_by(_of.id.desc())).all()
             for (number, _), used in zip(kept, itertools.accumulate(size for _, size in kept), strict=True):
                 if used > self.limits.bytes and number != container:
-                    base.execute("delete from logs where container = ?", (number,))
+                    base.execute(sa.delete(logs).where(logs.c.container == number))
 
     def read_log(self, container: str) -> bytes | None:
         """Return the stored part of a container's output."""
-        rows = self.database.read("select text from logs where container = ?", (container,))
+        rows = self.database.read(sa.select(logs.c.text).where(logs.c.container == container))
         return bytes(rows[0][0]) if rows else None
 
     # which tenancy has a name
 
     def list_tenancies(self) -> list[str]:
         """Return the names of tenancies that keys or containers are of."""
-        found = self.database.read(
-            "select tenancy from containers where gone = 0"
-            " union select tenancy from keys where revoked = 0 and tenancy is not null"
-        )
+        of_keys = sa.select(keys.c.tenancy).where(keys.c.revoked == 0, keys.c.tenancy.is_not(None))
+        found = self.database.read(sa.union(sa.select(_of.tenancy).where(_LIVE), of_keys))
         return [name for (name,) in found if FORMER not in name]
 
-    def note_tenancy(self, name: str, uid: str, created: float = float("inf")) -> list[str]:
+    def note_tenancy(self, name: str, uid: str, created: float = sys.float_info.max) -> list[str]:
         """Store which tenancy has a name, "" for none, and since when.
 
         A former tenancy of this name loses everything: its keys are revoked, and its containers are deleted and
         returned.  So a name may be given to the next customer.
         """
+        own = tenancies.c.name == name
+        known = self.database.read(sa.select(tenancies.c.uid).where(own))
+        if (known[0][0] if known else "") == uid:
+            return []
         with self.database.change() as base:
-            found = base.execute("select uid from tenancies where name = ?", (name,)).fetchone()
-            before = found[0] if found else ""
+            before = base.execute(sa.select(tenancies.c.uid).where(own)).scalar() or ""
             if before == uid:
                 return []
-            base.execute("insert or replace into tenancies values (?, ?)", (name, uid))
+            _replace(base, tenancies, {"name": name}, {"uid": uid})
             if not before:
                 return []
-            old, former = (name, created), f"{name}{FORMER}{before}"
-            gone = base.execute("select id from containers where tenancy = ? and created < ?", old).fetchall()
-            for (container,) in gone:
-                base.execute(_DELETING, (container,))
-                base.execute("delete from logs where container = ?", (container,))
-                base.execute("delete from idempotency where container = ?", (container,))
-            base.execute("update containers set tenancy = ? where tenancy = ? and created < ?", (former, *old))
-            base.execute("delete from events where tenancy = ? and at < ?", old)
-            base.execute("update keys set revoked = 1 where tenancy = ? and created < ?", old)
+            past, former = (_of.tenancy == name, _of.created < created), f"{name}{FORMER}{before}"
+            gone = base.execute(sa.select(_of.id).where(*past)).scalars().all()
+            for container in gone:
+                base.execute(sa.update(containers).where(_of.id == container).values(**_DELETE))
+                base.execute(sa.delete(logs).where(logs.c.container == container))
+                base.execute(sa.delete(idempotency).where(idempotency.c.container == container))
+            base.execute(sa.update(containers).where(*past).values(tenancy=former))
+            base.execute(sa.delete(events).where(events.c.tenancy == name, events.c.at < created))
+            base.execute(sa.update(keys).where(keys.c.tenancy == name, keys.c.created < created).values(revoked=1))
         self.listener()
-        return [container for (container,) in gone]
+        return list(gone)
 
     # a day later
 
@@ -365,15 +389,38 @@ class CaasStore:
         Returns whether more of them are left: a call is limited because removal overwrites up to 1 MiB for each.
         """
         with self.database.change() as base:
-            base.execute("delete from idempotency where expires <= ?", (self.clock(),))
-            done = base.execute(
-                "delete from containers where id in (select id from containers where gone = 1"
-                " and id not in (select container from idempotency) limit ?)",
-                (MAX_FORGOTTEN,),
-            )
+            base.execute(sa.delete(idempotency).where(idempotency.c.expires <= self.clock()))
+            known = sa.exists().where(idempotency.c.container == _of.id)
+            old = sa.select(_of.id).where(_of.gone == 1, ~known).limit(MAX_FORGOTTEN)
+            done = base.execute(sa.delete(containers).where(_of.id.in_(old)))
         self.database.unclean = True  # requests and logs that were deleted
         self.database.clean()
         return done.rowcount == MAX_FORGOTTEN
+
+
+def open_database(place: str, serving: bool = False, create: bool = True) -> Database:
+    """Return the database in a directory (SQLite) or at a URL (PostgreSQL).
+
+    ``serving``: a file is locked for one service; ``create``: make it, or its tables, if there are none.  Raises
+    HostError and SettingsError (OCIGPU-CAAS-1).
+    """
+    if not place.startswith(SCHEMES):
+        return SqliteDatabase(place, serving, create)
+    from ocigpu.tenants.service.postgresql import PostgresDatabase  # an extra of its own
+
+    return PostgresDatabase(place, create)
+
+
+def _listed(wanted: sa.Select[Any], tenancy: str, lifecycle: str, before: str, limit: int) -> sa.Select[Any]:
+    terms = ((tenancy, _of.tenancy == tenancy), (lifecycle, _of.lifecycle == lifecycle), (before, _of.id < before))
+    given = [term for text, term in terms if text]
+    return wanted.where(_LIVE, *given).order_by(_of.id.desc()).limit(limit)
+
+
+def _replace(base: sa.Connection, table: sa.Table, mark: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Store a row in the place of the one with this mark; nothing comes between, because changes are serialised."""
+    base.execute(sa.delete(table).where(*(table.c[name] == value for name, value in mark.items())))
+    base.execute(sa.insert(table).values(**mark, **values))
 
 
 def _read_row(

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
+from sqlalchemy.exc import DBAPIError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from ocigpu.system.service import ServiceLog
 from ocigpu.tenants.service import models
 from ocigpu.tenants.service.auth import Principal, TokenReader, read_credential
 from ocigpu.tenants.service.cluster import ClusterError
+from ocigpu.tenants.service.database import cause_of
 from ocigpu.tenants.service.endpoints import ENDPOINTS, Endpoint, make_document
 from ocigpu.tenants.service.fleet import Fleet
 from ocigpu.tenants.service.intake import Rates, read_body, read_model, throw_away_body
@@ -116,6 +118,11 @@ class Api:
             answer, result = _refuse(problem, request_id), problem.code
             if endpoint.signature.takes and problem.code not in NOT_READ:
                 await throw_away_body(request)
+        except asyncio.CancelledError:  # the service ends, and has waited for as long as it does
+            answer, result = _refuse(Refusal("stopping", retry_after=1), request_id), "stopping"
+        except DBAPIError as error:
+            self._log.once("store", "error", f"store: {cause_of(error)}")
+            answer, result = _refuse(Refusal("store_unavailable", retry_after=RETRY), request_id), "store_unavailable"
         except Exception as error:  # noqa: BLE001 - the caller gets an answer without internal details
             self._log("error", f"{endpoint.name}: {type(error).__name__}: {error}", request_id=request_id)
             answer, result = _refuse(Refusal("internal"), request_id), "internal"

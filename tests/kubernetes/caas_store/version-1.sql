@@ -1,10 +1,10 @@
--- A new file, of the newest version.
+-- A new file of version 1.
 create table meta (name text primary key, value blob not null) without rowid;
 create table containers (
   id text primary key, tenancy text not null, created real not null, request text not null, secrets text,
   made integer not null default 0, deleting integer not null default 0, gone integer not null default 0,
   lifecycle text not null default 'accepted', reason text not null default '', standing text not null default '{}',
-  version integer not null default 1, size integer not null default 0
+  version integer not null default 1
 ) without rowid;
 create index by_tenancy on containers (tenancy, id);
 create index live on containers (gone, lifecycle);
@@ -22,6 +22,3 @@ create table keys (
   created real not null, expires real, revoked integer not null default 0
 ) without rowid;
 create table logs (container text primary key, text blob not null) without rowid;
-create index sizes on containers (tenancy, id, gone, deleting, lifecycle, size);
-create index events_of_tenancy on events (tenancy, id);
-create table tenancies (name text primary key, uid text not null) without rowid;
