@@ -54,10 +54,11 @@ class NodeGpus(NamedTuple):
     """``hardware``: details from the driver beyond the facts.
 
     ``numa``: node by UUID, for the GPUs that have one; ``scores``: how well two GPUs are connected, by their UUIDs in
-    both orders.
+    both orders; ``styles``: how a GPU is partitioned, by UUID, as a resource may be named after it ("cpx_nps4").
     """
 
     facts: HostFacts
     hardware: Hardware = Hardware()
     numa: "dict[str, int]" = {}
     scores: "dict[tuple[str, str], int]" = {}
+    styles: "dict[str, str]" = {}

@@ -2,11 +2,14 @@
 
 import os
 
+from ocigpu.core.errors import HostError
 from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.tree import list_names, read_text, small_number, sysfs_address
 
 NVIDIA_VENDOR = 0x10DE
 DISPLAY_CLASS = 0x03
+DRM_MAJOR = 226
+"""Of card and render nodes (Documentation/admin-guide/devices.txt)."""
 BRIDGE_CLASS = 0x0604
 """A bridge between two PCI buses."""
 
@@ -31,11 +34,24 @@ def read_drm_numbers(sys: str, bus_id: str) -> tuple[tuple[str, int, int], ...]:
     return read_drm_directory(f"{sys}/bus/pci/devices/{sysfs_address(bus_id)}/drm")
 
 
-def read_drm_directory(directory: str) -> tuple[tuple[str, int, int], ...]:
-    """Return (name, major, minor) of the card and render nodes in a device's ``drm`` directory of sysfs."""
+def read_drm_directory(directory: str, notes: "list[str] | None" = None) -> tuple[tuple[str, int, int], ...]:
+    """Return (name, major, minor) of the card and render nodes in a device's ``drm`` directory of sysfs.
+
+    With ``notes`` a number that cannot be read is a note, and that of the name: DRM counts both alike (drm_sysfs.c).
+    Otherwise it raises HostError (OCIGPU-HOST-3).
+    """
     found = []
     for entry in list_names(directory):
-        number = read_number(f"{directory}/{entry}/dev") if entry.startswith(("card", "renderD")) else None
+        if not entry.startswith(("card", "renderD")):
+            continue
+        try:
+            number = read_number(f"{directory}/{entry}/dev")
+        except HostError as error:
+            if notes is None:
+                raise
+            notes.append(error.message)
+            minor = small_number(entry.removeprefix("card").removeprefix("renderD"))
+            number = (DRM_MAJOR, minor) if minor >= 0 else None
         if number is not None:
             found.append((entry, *number))
     return tuple(found)

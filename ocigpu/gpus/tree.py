@@ -305,6 +305,16 @@ def read_text(path: str, limit: int = TEXT_LIMIT) -> str | None:
     return text
 
 
+def read_or_skip(path: str, limit: int = TEXT_LIMIT, notes: "list[str] | None" = None) -> str | None:
+    """Return a text as :func:`read_text`; None, and a note, also for one that exists but cannot be read now."""
+    try:
+        return read_text(path, limit)
+    except HostError as error:
+        if notes is not None:
+            notes.append(error.message)
+        return None
+
+
 def _read_all(fd: int, limit: int) -> bytes:
     """Read until the end or the limit: procfs hands out a page or so at a time."""
     data = os.read(fd, limit)

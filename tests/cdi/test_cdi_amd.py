@@ -163,6 +163,7 @@ def test_a_gpu_that_kfd_does_not_know_comes_last_and_is_named(tmp_path: Path) ->
         "0": ["card0", "renderD128"],
         f"0x{ONE:x}": ["card0", "renderD128"],
         "1": ["card1", "renderD129"],
+        "0000:01:00.0": ["card1", "renderD129"],
     }
     assert result.notes == ("GPU 1 (0000:01:00.0) is not in KFD's topology: ROCm cannot use it",)
 
@@ -210,7 +211,7 @@ FACTS = AmdFacts(
 
 def test_groups_of_nodes_are_given_where_others_may_not_open_them() -> None:
     result = draft_of(offer_gpus(FACTS, GenerateOptions()), GenerateOptions())
-    assert [device.name for device in result.devices] == ["0"]  # no unique id: no second name
+    assert [device.name for device in result.devices] == ["0", "0000:02:00.0"], "no unique id: its address"
     assert result.devices[0].edits == {
         "deviceNodes": [
             {"path": "/dev/dri/card0", "fileMode": 0o660, "permissions": "rw", "gid": 44},
@@ -226,17 +227,20 @@ def test_groups_of_nodes_are_given_where_others_may_not_open_them() -> None:
     assert "additionalGids" not in plain.devices[0].edits
 
 
-def test_a_gpu_without_unique_id_cannot_be_named_by_it() -> None:
-    with pytest.raises(CdiError, match="has no unique id to be named by"):
-        draft_of(
-            offer_gpus(FACTS, GenerateOptions(name_strategies=("uuid",))), GenerateOptions(name_strategies=("uuid",))
-        )
+def test_a_gpu_without_unique_id_is_named_by_its_address() -> None:
+    options = GenerateOptions(name_strategies=("uuid",))
+    assert [device.name for device in draft_of(offer_gpus(FACTS, options), options).devices] == ["0000:02:00.0"]
+    parts = tuple(FACTS.gpus[0]._replace(partition=number) for number in (0, 1))
+    draft = draft_of(offer_gpus(FACTS._replace(gpus=parts), options), options)
+    assert [device.name for device in draft.devices] == ["0000:02:00.0:0", "0000:02:00.0:1"]
+    chosen = options._replace(device_ids=("0000:02:00.0:1",))
+    assert [each.name for each in offer_gpus(FACTS._replace(gpus=parts), chosen).devices] == ["0000:02:00.0:1"]
 
 
 def test_gpus_with_equal_unique_ids_get_no_name_by_them() -> None:
     twins = tuple(FACTS.gpus[0]._replace(address=f"0000:0{number}:00.0", unique_id=1) for number in (2, 3))
     result = draft_of(offer_gpus(FACTS._replace(gpus=twins), GenerateOptions()), GenerateOptions())
-    assert [device.name for device in result.devices] == ["0", "1"]
+    assert [device.name for device in result.devices] == ["0", "0000:02:00.0", "1", "0000:03:00.0"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from support.process import wait_for
 
 from ocigpu.exporter.sample import Sample, parse_sample
 from ocigpu.exporter.sampler import Orders, Sampler
+from ocigpu.gpus.amd.ras import BLOCKS
 from ocigpu.gpus.amd.sampler import METRICS, sample
+from ocigpu.gpus.amd.simulated import RAS_BLOCKS
 from ocigpu.gpus.tree import find_roots
 from ocigpu.sim.create import create_host
 
@@ -64,6 +66,9 @@ def test_a_sample_has_what_files_of_the_kernel_say(amd_host: AmdHost) -> None:
         "gpu_edge_temperature": 40,
         "gpu_junction_temperature": 71,
         "gpu_memory_temperature": 42,
+        "gpu_ecc_correct_total": 0,
+        "gpu_ecc_uncorrect_total": 0,
+        **{f"gpu_ecc_{kind}_{BLOCKS[block]}": 0 for kind in ("correct", "uncorrect") for block in RAS_BLOCKS},
     }
     assert dict(first.names) == {
         "gpu_id": "0",
@@ -133,7 +138,9 @@ def test_a_host_of_amds_gpus_alone(amd_host: AmdHost, tmp_path: Path, collectors
     write(amd_host, 1, gpu_busy_percent=50)
     with exporter(amd_host.root, tmp_path, *words) as running:
         page = running.wait("a sample", lambda page: BUSY in page)
-        assert set(METRICS) - set(page) == {"gpu_package_power"}
+        others = {f"gpu_ecc_{kind}_{BLOCKS[block]}" for block in BLOCKS.keys() - RAS_BLOCKS
+                  for kind in ("correct", "uncorrect")}  # fmt: skip
+        assert set(METRICS) - set(page) == {"gpu_package_power", *others}
         assert not [name for name in page if name.startswith("DCGM")]
         assert numbers(page, BUSY) == {"0/0": 0, "1/0": 50}
         labels = page[BUSY][0][0]

@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from amd_lab import AmdHost
@@ -14,8 +14,12 @@ from support import requirements
 from support.product import RUNTIME
 from support.runtimes import container_id, run_container, script
 
-from ocigpu.core.errors import HostError
-from ocigpu.gpus.vendors import load_vendor
+from ocigpu.core.actions import Node
+from ocigpu.core.errors import HostError, RequestError, SettingsError
+from ocigpu.gpus.amd.sampler import sample
+from ocigpu.gpus.offer import GenerateOptions
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vendors import load_vendor, make_plan, parse_request
 from ocigpu.kubernetes.node.devices import PluginDevice, Resource
 from ocigpu.kubernetes.node.reading import OtherGpus, read_others
 from ocigpu.kubernetes.plugin.allocate import allocate
@@ -84,18 +88,155 @@ def test_a_gpu_that_cannot_be_used_is_unhealthy_or_left_out(amd_host: AmdHost) -
     (path / "properties").write_text("".join(line for line in text.splitlines(True) if "unique_id" not in line))
     shutil.rmtree(root / "bus/pci/devices/0000:41:00.0/drm")
     found = read(amd_host)
-    assert found.inventory.notes == (
-        "GPU 1 (0000:44:00.0) left out: it has no unique id that no other has",
-        "GPU 3 (0000:43:00.0) left out: it is not in KFD's topology",
-    )
+    assert found.inventory.notes == ("GPU 3 (0000:43:00.0) left out: it is not in KFD's topology",)
     assert {each.id: each.error for each in only_resource(found).devices} == {
         f"0x{amd_host.gpus[0].unique_id:x}": "",
         "0000:41:00.0": "it has no nodes below /dev/dri",
+        "0000:44:00.0": "",  # without a unique id it is called by its address
     }
     (root / "class/kfd/kfd/dev").unlink()
     (amd_host.root / "dev/kfd").unlink()
     errors = [each.error for each in only_resource(read(amd_host)).devices]
-    assert sorted(errors) == ["it has no nodes below /dev/dri", "the host has no /dev/kfd"]
+    assert sorted(errors) == ["it has no nodes below /dev/dri", *["the host has no /dev/kfd"] * 2]
+
+
+def test_a_gpu_without_a_unique_id_is_given_by_its_address(amd_host: AmdHost) -> None:
+    """As consumers' models are: by variable, by CDI name, and as one of the partitions of a GPU."""
+    for path in (amd_host.root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if not line.startswith("unique_id")))
+    amd_host.cut(1, 2)
+    devices = only_resource(read(amd_host)).devices
+    ids = [f"0000:4{number}:00.0{part}" for number, part in ((1, ""), (2, ":0"), (2, ":1"), (3, ""), (4, ""))]
+    assert [each.id for each in devices] == ids
+    settings = amd_host.settings
+    facts = load_vendor("amd").read_now(settings)
+    for id_, path in ((ids[0], "renderD128"), (ids[2], devices[2].paths[0]), (ids[4], "renderD131")):
+        config = {"process": {"env": [f"AMD_VISIBLE_DEVICES={id_}"]}}
+        plan = make_plan(facts, parse_request(config, settings), settings)
+        nodes = [each.node.container_path for each in plan.actions if isinstance(each, Node)]
+        assert [node for node in nodes if "renderD" in node] == [f"/dev/dri/{path.rpartition('/')[2]}"], id_
+        options = GenerateOptions(mode="amd", device_ids=(id_,), name_strategies=("uuid",))
+        assert [each.name for each in load_vendor("amd").offer(options, settings).devices] == [id_]
+    config = {"process": {"env": ["AMD_VISIBLE_DEVICES=0000:42:00.0"]}}
+    assert len(make_plan(facts, parse_request(config, settings), settings).gpus) == 2, "all partitions of a GPU"
+    for wrong in ("0000:41:00", "0000:41:00.9", "41.0", "0000:41:00.0:x", "0000:41:00.0:1:2", "zz:41:00.0"):
+        with pytest.raises(RequestError, match=r"is not an index|no such device"):
+            make_plan(facts, parse_request({"process": {"env": [f"AMD_VISIBLE_DEVICES={wrong}"]}}, settings), settings)
+
+
+def test_partitions_have_resources_of_their_own_with_strategy_mixed(amd_host: AmdHost) -> None:
+    amd_host.cut(1, 8)
+    (amd_host.root / "sys/bus/pci/devices/0000:42:00.0/current_memory_partition").write_text("NPS4\n")
+    (amd_host.root / "sys/bus/pci/devices/0000:44:00.0/current_memory_partition").write_text("evil/../x\n")
+    found = read(amd_host, resource_naming_strategy="mixed")
+    assert {each.name: len(each.devices) for each in found.inventory.resources} == {
+        "amd.com/spx_nps1": 2, "amd.com/cpx_nps4": 8, AMD_GPU: 1,
+    }  # fmt: skip
+    assert len(only_resource(read(amd_host)).devices) == 11
+
+
+@pytest.mark.parametrize(
+    ("entry", "counts"),
+    [
+        ({"name": AMD_GPU, "replicas": 3}, {AMD_GPU: 12}),
+        ({"name": AMD_GPU, "replicas": 2, "rename": "gpu.shared", "devices": ["0", "0000:43:00.0"]}, {
+            AMD_GPU: 3, "amd.com/gpu.shared": 2,
+        }),
+        ({"name": "nvidia.com/gpu", "replicas": 3}, {AMD_GPU: 4}),
+        ({"name": "amd.com/cpx_nps4", "replicas": 3}, {AMD_GPU: 4}),
+    ],
+    ids=["all", "some renamed", "another vendor's", "none"],
+)  # fmt: skip
+def test_gpus_are_shared_as_nvidias_are(amd_host: AmdHost, entry: dict[str, Any], counts: dict[str, int]) -> None:
+    (found,) = read_others(amd_host.settings, configured({"sharing": {"timeSlicing": {"resources": [entry]}}}))
+    assert {each.name: len(each.devices) for each in found.inventory.resources} == counts
+
+
+def test_a_container_gets_a_shared_gpu_once(amd_host: AmdHost) -> None:
+    entry = {"name": AMD_GPU, "replicas": 2}
+    block = {"resources": [entry], "failRequestsGreaterThanOne": True}
+    configuration = configured({"sharing": {"timeSlicing": {"resources": [entry]}}})
+    (found,) = read_others(amd_host.settings, configuration)
+    (resource,) = found.inventory.resources
+    uuid = amd_host.gpus[0].unique_id
+    ids = [f"0x{uuid:x}::{number}" for number in (0, 1)]
+    assert [each.id for each in resource.devices[:2]] == ids
+    assert resource.sharing == "time-slicing"
+    answer = allocate(resource, ids, found.gpus.facts, configuration, amd_host.settings)
+    assert dict(answer.envs) == {"AMD_VISIBLE_DEVICES": f"0x{uuid:x}"}
+    configuration = configured({"sharing": {"timeSlicing": block}})
+    (found,) = read_others(amd_host.settings, configuration)
+    with pytest.raises(RequestError, match="maximum request size for shared resources is 1"):
+        allocate(found.inventory.resources[0], ids, found.gpus.facts, configuration, amd_host.settings)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "cause"),
+    [
+        ({"mps": {"resources": [{"name": AMD_GPU, "replicas": 2}]}}, "MPS is for NVIDIA's GPUs"),
+        (
+            {"timeSlicing": {"resources": [{"name": AMD_GPU, "replicas": 2, "rename": "nvidia.com/x"}]}},
+            "another vendor",
+        ),
+        ({"timeSlicing": {"resources": [{"name": "amd.com/_", "replicas": 2}]}}, "not a resource name of amd.com"),
+        ({"timeSlicing": {"resources": [{"name": "a_b", "replicas": 2}]}}, "not a resource name of nvidia.com"),
+    ],
+)
+def test_sharing_that_there_is_not_is_refused(sharing: dict[str, Any], cause: str) -> None:
+    with pytest.raises(SettingsError, match=cause):
+        configured({"sharing": sharing})
+
+
+def make_unreadable(path: Path) -> None:
+    """Make a file that is there and cannot be read, also by root."""
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "class/kfd/kfd/topology/nodes/2/properties", "class/kfd/kfd/topology/nodes/2/mem_banks/0/properties",
+        "class/kfd/kfd/topology/nodes/2/io_links/0/properties", "class/kfd/kfd/dev", "module/amdgpu/version",
+        *(f"bus/pci/devices/0000:42:00.0/{file}" for file in (
+            "product_name", "current_compute_partition", "available_compute_partition", "numa_node", "device",
+            "ras/umc_err_count", "drm/renderD129/dev", "drm/card1/dev", "gpu_busy_percent", "mem_info_vram_total",
+        )),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_read_takes_no_gpu_away(amd_host: AmdHost, name: str) -> None:
+    """EPERM while a GPU sleeps, or of KFD without the GPU in the device cgroup: the value is missing, nothing else."""
+    before = only_resource(read(amd_host)).devices
+    make_unreadable(amd_host.root / "sys" / name)
+    settings = amd_host.settings
+    vendor = load_vendor("amd")
+    after = only_resource(read(amd_host)).devices
+    assert {each.id for each in after} == {each.id for each in before}
+    assert not any(each.error for each in after)
+    assert {each.uuid for each in vendor.read_now(settings).gpus} == {each.id for each in before}
+    assert vendor.read_parts
+    assert len(vendor.read_parts(settings)) == 4
+    assert vendor.read_usage(settings, vendor.read_now(settings))
+    assert len(sample(find_roots(settings))["gpus"]) == 4
+    assert len(vendor.offer(GenerateOptions(mode="amd", name_strategies=("uuid",)), settings).devices) >= 4
+
+
+def test_uncorrectable_errors_make_a_gpu_unhealthy(amd_host: AmdHost) -> None:
+    (amd_host.root / "sys/bus/pci/devices/0000:42:00.0/ras/umc_err_count").write_text("ue: 2\nce: 7\n")
+    (amd_host.root / "sys/bus/pci/devices/0000:43:00.0/ras/umc_err_count").write_text("ue: 0\nce: 99\n")
+    (amd_host.root / "sys/bus/pci/devices/0000:44:00.0/ras/gfx_err_count").write_text("nothing\nue: -1\n")
+    errors = [each.error for each in only_resource(read(amd_host)).devices]
+    assert errors == ["", "uncorrectable errors (RAS): 2 in umc", "", ""]
+    parts = load_vendor("amd").read_parts
+    assert parts
+    assert [part.error for part in parts(amd_host.settings)] == errors
+    gpus = sample(find_roots(amd_host.settings))["gpus"]
+    assert [gpu["values"]["gpu_health"] for gpu in gpus] == [1, 0, 1, 1]
+    assert [gpu["values"]["gpu_ecc_uncorrect_total"] for gpu in gpus] == [0, 2, 0, 0]
+    assert gpus[1]["values"]["gpu_ecc_uncorrect_umc"] == 2
+    assert gpus[2]["values"]["gpu_ecc_correct_total"] == 99
+    assert "gpu_ecc_correct_gfx" not in gpus[3]["values"]
 
 
 def test_who_wants_nvidias_gpus_alone_gets_these(amd_host: AmdHost) -> None:

@@ -13,7 +13,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.gpus.fingerprint import digest
 from ocigpu.gpus.nodes import NodeReader
 from ocigpu.gpus.pci import Function, bound_addresses, read_drm_directory, read_functions, read_number
-from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, normal_bus_id, read_text
+from ocigpu.gpus.tree import Roots, find_roots, list_names, node_tree, normal_bus_id, read_or_skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,31 +76,43 @@ def read_amd_facts(roots: Roots, all_functions: bool = True) -> AmdFacts:
     """Return AMD's GPUs from sysfs and /dev; needs no privilege.
 
     ``all_functions``: also search GPUs without amdgpu, which reads every function of the PCI bus.  Raises HostError
-    (OCIGPU-HOST-3) when a file of sysfs is there and cannot be read.
+    (OCIGPU-HOST-3) when a device node cannot be examined.
+
+    A file of sysfs that cannot be read now is a note, and takes no GPU away: while KFD's topology is not whole, a GPU
+    that is not found in it counts as one that ROCm can use, with the unique id of its own directory.
     """
     reader = NodeReader(node_tree(roots))
     addresses = bound_addresses(roots.sys, DRIVER)
-    topology = read_topology(roots.sys)
-    partitions = _read_partitions(roots.sys, topology)
+    notes: list[str] = []
+    topology = read_topology(roots.sys, notes)
+    unsure = bool(notes)
+    partitions = _read_partitions(roots.sys, topology, notes)
     gpus: list[AmdGpu] = []
     for address in addresses:
         directory = f"{roots.sys}/bus/pci/devices/{address}"
-        entries = read_drm_directory(f"{directory}/drm")
-        product = printable((read_text(f"{directory}/product_name", MAX_PRODUCT) or "").strip())
+        entries = read_drm_directory(f"{directory}/drm", notes)
+        product = printable((read_or_skip(f"{directory}/product_name", MAX_PRODUCT) or "").strip())
         known = topology.get(render_minor(entries))
+        presumed = _read_unique_id(directory, notes) if unsure and known is None else None
         others = partitions.get(_slot_of(address), [])
         members = [(known, entries), *others]
         for position, (kfd, drm) in enumerate(members):
             partition = position if others else -1
-            unique_id, nodes = kfd.unique_id if kfd else 0, reader.read_drm(drm)
-            gpus.append(AmdGpu(address, partition, unique_id, kfd is not None, nodes, product))
+            unique_id, nodes = kfd.unique_id if kfd else presumed or 0, reader.read_drm(drm)
+            usable = kfd is not None or presumed is not None
+            gpus.append(AmdGpu(address, partition, unique_id, usable, nodes, product))
     gpus.sort(key=lambda gpu: not gpu.compute)
+    functions: tuple[Function, ...] = ()
+    if all_functions:
+        try:
+            functions = read_functions(roots.sys, AMD_VENDOR)
+        except HostError as error:
+            notes.append(error.message)
     unbound = tuple(
-        function
-        for function in (read_functions(roots.sys, AMD_VENDOR) if all_functions else ())
-        if function.base_class in GPU_CLASSES and function.address not in addresses
+        function for function in functions if function.base_class in GPU_CLASSES and function.address not in addresses
     )
-    return AmdFacts(tuple(gpus), _read_kfd(roots.sys, reader), unbound, tuple(reader.notes))
+    kfd_node = _read_kfd(roots.sys, reader, notes)
+    return AmdFacts(tuple(gpus), kfd_node, unbound, (*reader.notes, *dict.fromkeys(notes)))
 
 
 def has_driver(settings: Settings) -> bool:
@@ -112,7 +124,7 @@ def read_facts(settings: Settings) -> HostFacts:
     """Return the facts of the host for plans; raises HostError without amdgpu."""
     roots = find_roots(settings)
     facts = read_driven(roots)
-    version = (read_text(f"{roots.sys}/module/{DRIVER}/version") or "").strip()  # of AMD's own package only
+    version = (read_or_skip(f"{roots.sys}/module/{DRIVER}/version") or "").strip()  # of AMD's own package only
     return describe_host(facts)._replace(
         driver_root=roots.driver or "/", simulated=roots.stand_in, driver_version=version
     )
@@ -129,14 +141,14 @@ def read_driven(roots: Roots) -> AmdFacts:
 def describe_host(facts: AmdFacts) -> HostFacts:
     """Return the facts in the form that plans are made of.
 
-    A GPU's ``uuid`` is its unique id as in specifications, else its address; ``node`` its render node, ``minor`` that
+    A GPU's ``uuid`` is that of :func:`gpu_name`; ``node`` its render node, ``minor`` that
     node's.  ``proc_name`` is empty: nothing of procfs shows it.
     """
     gpus = []
     for index, gpu in enumerate(facts.gpus):
         render = next((node for node in gpu.nodes if node.container_path.startswith("/dev/dri/renderD")), None)
         others = tuple(node for node in gpu.nodes if node is not render)
-        name = unique_name(gpu, facts.gpus) or gpu.address
+        name = gpu_name(gpu, facts.gpus)
         error = "" if gpu.nodes else "it has no nodes below /dev/dri"
         minor = render.minor if render else -1
         gpus.append(
@@ -151,19 +163,23 @@ def nodes_of(gpu: Gpu) -> tuple[DeviceNode, ...]:
     return (*gpu.drm_nodes, gpu.node) if gpu.node else gpu.drm_nodes
 
 
-def read_topology(sys: str) -> dict[int, KfdNode]:
+def read_topology(sys: str, notes: "list[str] | None" = None) -> dict[int, KfdNode]:
     """Return the GPUs and partitions of KFD's topology by the minor of their render node; CPUs are not in it."""
     found: dict[int, KfdNode] = {}
-    for values in read_properties(sys).values():
+    for values in read_properties(sys, notes).values():
         if node := find_node(values):
             found.setdefault(node.render_minor, node)
     return found
 
 
-def read_properties(sys: str) -> dict[str, dict[str, int]]:
-    """Return the properties of the nodes in KFD's topology, CPUs too, by the names of their directories."""
+def read_properties(sys: str, notes: "list[str] | None" = None) -> dict[str, dict[str, int]]:
+    """Return the properties of the nodes in KFD's topology, CPUs too, by the names of their directories.
+
+    KFD refuses to show a GPU to a process whose device cgroup does not have it: such a node has none, and a note.
+    """
     names = list_names(f"{sys}/{TOPOLOGY}")[:MAX_TOPOLOGY]
-    return {name: parse_numbers(read_text(f"{sys}/{TOPOLOGY}/{name}/properties") or "") for name in names}
+    paths = {name: f"{sys}/{TOPOLOGY}/{name}/properties" for name in names}
+    return {name: parse_numbers(read_or_skip(path, notes=notes) or "") for name, path in paths.items()}
 
 
 def find_node(values: dict[str, int]) -> KfdNode | None:
@@ -192,12 +208,21 @@ def render_minor(entries: tuple[tuple[str, int, int], ...]) -> int:
 _Member = tuple[KfdNode, tuple[tuple[str, int, int], ...]]
 
 
-def _read_partitions(sys: str, topology: dict[int, KfdNode]) -> dict[tuple[int, int], list[_Member]]:
+def _read_unique_id(directory: str, notes: list[str]) -> int:
+    """Return the unique id in a GPU's directory (driver-misc.rst: 16 hexadecimal digits), 0 for none."""
+    text = (read_or_skip(f"{directory}/unique_id", 64, notes) or "").strip()
+    try:
+        return int(text, 16) if 0 < len(text) <= 16 and text.isalnum() else 0
+    except ValueError:
+        return 0
+
+
+def _read_partitions(sys: str, topology: dict[int, KfdNode], notes: list[str]) -> dict[tuple[int, int], list[_Member]]:
     """Return the partitions in use that have a platform device, by the PCI slot of their GPU, in order of minors."""
     found: dict[tuple[int, int], list[_Member]] = {}
     names = [name for name in list_names(f"{sys}/devices/platform") if name.startswith("amdgpu_xcp")]
     for name in names[:MAX_PLATFORM]:
-        entries = read_drm_directory(f"{sys}/devices/platform/{name}/drm")
+        entries = read_drm_directory(f"{sys}/devices/platform/{name}/drm", notes)
         node = topology.get(render_minor(entries))
         if node is not None:
             found.setdefault((node.domain, node.location >> 3), []).append((node, entries))
@@ -214,8 +239,12 @@ def _slot_of(address: str) -> tuple[int, int]:
     return int(bus_id[:8], 16), int(bus_id[9:11], 16) << 5 | int(bus_id[12:14], 16)
 
 
-def _read_kfd(sys: str, reader: NodeReader) -> DeviceNode | None:
-    number = read_number(f"{sys}/class/kfd/kfd/dev")
+def _read_kfd(sys: str, reader: NodeReader, notes: list[str]) -> DeviceNode | None:
+    try:
+        number = read_number(f"{sys}/class/kfd/kfd/dev")
+    except HostError as error:
+        notes.append(error.message)
+        number = None
     return reader.read("/dev/kfd", *number) if number else reader.read_existing("/dev/kfd")
 
 
@@ -229,6 +258,12 @@ def read_amd_fingerprint(settings: Settings) -> "Fingerprint":
         ("uuids", digest(f"{gpu.unique_id:x}" for gpu in facts.gpus)),
         ("nodes", digest(f"{node.container_path} {node[1:]}" for node in nodes)),
     )
+
+
+def gpu_name(gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> str:
+    """Return a name that no other GPU has: the unique id, or without one the PCI address, and a partition's number."""
+    own = f":{gpu.partition}" if gpu.partition >= 0 else ""
+    return unique_name(gpu, gpus) or f"{gpu.address}{own}"
 
 
 def unique_name(gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> str:

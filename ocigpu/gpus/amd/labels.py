@@ -23,9 +23,15 @@ _WORD = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 
 def read_labels(settings: Settings) -> list[tuple[str, str]]:
-    """Return the labels; raises HostError without amdgpu, and for a file of sysfs that cannot be read."""
+    """Return the labels; raises HostError without amdgpu, and for a file of sysfs that cannot be read.
+
+    Nodes are chosen by labels, so a value that is missing for a moment must not change them: the former ones stay.
+    """
     sys = find_roots(settings).sys
     parts = read_parts(settings)
+    for part in parts:
+        for name in ("product_name", "current_compute_partition", "current_memory_partition"):
+            _text(_device(sys, part), name)  # read_parts passes over those that cannot be read
     found = list(_make_labels(parts, {part.address: _text(_device(sys, part), "device") for part in parts}))
     for name, file in (("driver-version", "version"), ("driver-src-version", "srcversion")):
         found.append((f"{DOMAIN}/gpu.{name}", _text(f"{sys}/module/{DRIVER}", file)))

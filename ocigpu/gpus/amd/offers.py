@@ -3,7 +3,7 @@
 A device is a GPU, or a partition of one, with its card and render nodes; every device includes /dev/kfd.  Libraries
 come with the image, as in AMD's own container toolkit.  Names: the index ("0", in that toolkit's order), "gpu0" by type
 and index, or the unique id as that toolkit and rocm-smi write it ("0xc0ffee"); partitions that share their GPU's unique
-id have their number added ("0xc0ffee:1").
+id have their number added ("0xc0ffee:1").  A GPU without a unique id has its PCI address instead ("0000:41:00.0").
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ocigpu.core.actions import node_actions
 from ocigpu.core.errors import CdiError, HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
-from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, read_amd_facts, unique_name
+from ocigpu.gpus.amd.facts import AmdFacts, AmdGpu, gpu_name, read_amd_facts, unique_name
 from ocigpu.gpus.offer import DeviceOffer, GenerateOptions, OfferedDevice, choose_names, select_ids
 from ocigpu.gpus.tree import find_roots
 
@@ -59,8 +59,6 @@ def offer_gpus(facts: AmdFacts, options: GenerateOptions) -> DeviceOffer:
         gpu = facts.gpus[index]
         if not gpu.nodes:
             skipped.append(f"GPU {index} ({gpu.address}) has no nodes below /dev/dri")
-        elif not names[index]:
-            skipped.append(f"GPU {index} ({gpu.address}) has no unique id to be named by")
         else:
             devices += [OfferedDevice(name, node_actions(*gpu.nodes)) for name in names[index]]
             if not gpu.compute:
@@ -82,10 +80,10 @@ def offer_gpus(facts: AmdFacts, options: GenerateOptions) -> DeviceOffer:
 
 
 def _names(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...], strategies: tuple[str, ...]) -> tuple[str, ...]:
-    return choose_names(strategies, str(index), f"gpu{index}", unique_name(gpu, gpus))
+    return choose_names(strategies, str(index), f"gpu{index}", gpu_name(gpu, gpus))
 
 
 def _ids(index: int, gpu: AmdGpu, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:
     """Return what a GPU may be called: index, PCI address (all partitions of that GPU) and with a number, unique id."""
     unique = (f"0x{gpu.unique_id:x}", unique_name(gpu, gpus)) if gpu.unique_id else ()
-    return (str(index), gpu.address, f"{gpu.address}/{gpu.partition}", *filter(None, unique))
+    return (str(index), gpu.address, f"{gpu.address}/{gpu.partition}", gpu_name(gpu, gpus), *filter(None, unique))

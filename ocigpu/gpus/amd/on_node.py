@@ -6,27 +6,30 @@ Partitions of a GPU are as well connected as by a link, so that they are given t
 """
 
 import itertools
+import re
 
 from ocigpu.core.errors import HostError
 from ocigpu.core.facts import Gpu, HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import AmdFacts, describe_host, has_driver, read_driven
+from ocigpu.gpus.amd.ras import find_problem, read_errors
 from ocigpu.gpus.amd.usage import read_links
 from ocigpu.gpus.on_node import NodeGpus
-from ocigpu.gpus.tree import find_roots, read_text, sysfs_address
+from ocigpu.gpus.tree import find_roots, read_or_skip, read_text, sysfs_address
 
 XGMI, SAME_BOARD, SAME_NODE = 30, 10, 10
+_STYLE = re.compile("[a-z]{3}_nps[0-9]{1,2}")
 SAMPLER = "ocigpu.gpus.amd.sampler"
 
 
 def read_node(settings: Settings) -> NodeGpus:
-    """Return the GPUs and partitions that KFD knows and that have a name; needs no privilege.
+    """Return the GPUs and partitions that KFD knows; needs no privilege.
 
-    Those left out are among the notes.  Raises HostError without amdgpu, and for a file of sysfs that cannot be read.
+    Those left out are among the notes, and so are files of sysfs that cannot be read.  Raises HostError without amdgpu.
     """
     roots = find_roots(settings)
     driven = read_driven(roots)
-    facts = with_errors(driven)._replace(driver_root=roots.driver or "/", simulated=roots.stand_in)
+    facts = with_health(driven, roots.sys)._replace(driver_root=roots.driver or "/", simulated=roots.stand_in)
     numa = {gpu.uuid: read_numa(roots.sys, gpu) for gpu in facts.gpus}
     links = {(link.one, link.two) for link in read_links(settings, facts)}
     scores = {}
@@ -35,7 +38,17 @@ def read_node(settings: Settings) -> NodeGpus:
         same_board, same_node = one.bus_id == two.bus_id, numa[one.uuid] == numa[two.uuid]
         score = XGMI * (linked or same_board) + SAME_BOARD * same_board + SAME_NODE * same_node
         scores[one.uuid, two.uuid] = scores[two.uuid, one.uuid] = score
-    return NodeGpus(facts, numa={uuid: node for uuid, node in numa.items() if node >= 0}, scores=scores)
+    styles = {gpu.uuid: style for gpu in facts.gpus if (style := read_style(roots.sys, gpu))}
+    numa = {uuid: node for uuid, node in numa.items() if node >= 0}
+    return NodeGpus(facts, numa=numa, scores=scores, styles=styles)
+
+
+def read_style(sys: str, gpu: Gpu) -> str:
+    """Return how a GPU is partitioned, as AMD's plugin calls resources ("cpx_nps4"); "" if it does not say."""
+    directory = f"{sys}/bus/pci/devices/{sysfs_address(gpu.bus_id)}"
+    texts = [(read_or_skip(f"{directory}/current_{what}_partition", 64) or "") for what in ("compute", "memory")]
+    style = "_".join(text.strip().lower() for text in texts)
+    return style if _STYLE.fullmatch(style) else ""
 
 
 def sample(settings: Settings) -> tuple[str, ...]:
@@ -44,6 +57,14 @@ def sample(settings: Settings) -> tuple[str, ...]:
     if not has_driver(settings):
         return ()
     return (SAMPLER, roots.driver, roots.dev, roots.proc, roots.sys, "yes" * roots.stand_in)
+
+
+def with_health(driven: AmdFacts, sys: str) -> HostFacts:
+    """Return the facts as :func:`with_errors`, with the errors that RAS has counted; needs no privilege."""
+    facts = with_errors(driven)
+    boards = {gpu.bus_id for gpu in facts.gpus}
+    errors = {each: find_problem(read_errors(f"{sys}/bus/pci/devices/{sysfs_address(each)}")) for each in boards}
+    return facts._replace(gpus=tuple(gpu._replace(error=gpu.error or errors[gpu.bus_id]) for gpu in facts.gpus))
 
 
 def with_errors(driven: AmdFacts) -> HostFacts:
@@ -56,8 +77,6 @@ def with_errors(driven: AmdFacts) -> HostFacts:
             gpus.append(gpu)
         elif not as_read.compute:
             notes.append(f"GPU {gpu.index} ({as_read.address}) left out: it is not in KFD's topology")
-        elif gpu.uuid == as_read.address:
-            notes.append(f"GPU {gpu.index} ({as_read.address}) left out: it has no unique id that no other has")
         else:
             gpus.append(gpu if driven.kfd else gpu._replace(error="the host has no /dev/kfd"))
     return facts._replace(gpus=tuple(gpus), notes=tuple(notes))

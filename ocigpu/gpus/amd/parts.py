@@ -14,8 +14,9 @@ from ocigpu.core.errors import printable
 from ocigpu.core.facts import Gpu
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import DRIVER, TOPOLOGY, AmdGpu, describe_host, parse_numbers, read_driven, read_properties
+from ocigpu.gpus.amd.ras import find_problem, read_errors
 from ocigpu.gpus.parts import GpuPart, as_version
-from ocigpu.gpus.tree import find_roots, list_names, read_text
+from ocigpu.gpus.tree import find_roots, list_names, read_or_skip
 
 MAX_TEXT = 64
 """Characters of an attribute (resource.k8s.io/v1)."""
@@ -35,6 +36,8 @@ def read_parts(settings: Settings) -> tuple[GpuPart, ...]:
     sizes = _read_sizes(roots.sys)
     version = _text(f"{roots.sys}/module/{DRIVER}/version")
     described = describe_host(facts).gpus
+    addresses = {gpu.address for gpu in facts.gpus}
+    problems = {each: find_problem(read_errors(f"{roots.sys}/bus/pci/devices/{each}")) for each in addresses}
     found = []
     for gpu, as_fact in zip(facts.gpus, described, strict=True):
         size = sizes.get(as_fact.minor, _Size())
@@ -45,7 +48,8 @@ def read_parts(settings: Settings) -> tuple[GpuPart, ...]:
             "simdUnits": str(size.simds) if size.simds else "",
         }
         told = {name: value for name, value in capacity.items() if value}
-        found.append(GpuPart(gpu.address, gpu.partition, as_fact.uuid, attributes, told, as_fact.error))
+        error = as_fact.error or problems[gpu.address]
+        found.append(GpuPart(gpu.address, gpu.partition, as_fact.uuid, attributes, told, error))
     return tuple(found)
 
 
@@ -86,11 +90,11 @@ def _read_sizes(sys: str) -> dict[int, _Size]:
     for name, values in read_properties(sys).items():
         if minor := values.get("drm_render_minor", 0):
             banks = f"{sys}/{TOPOLOGY}/{name}/mem_banks"
-            texts = [read_text(f"{banks}/{bank}/properties") or "" for bank in list_names(banks)[:MAX_BANKS]]
+            texts = [read_or_skip(f"{banks}/{bank}/properties") or "" for bank in list_names(banks)[:MAX_BANKS]]
             memory = sum(parse_numbers(text).get("size_in_bytes", 0) for text in texts)
             found[minor] = _Size(values.get("simd_count", 0), values.get("simd_per_cu", 0), memory)
     return found
 
 
 def _text(path: str) -> str:
-    return printable((read_text(path, 256) or "").strip())
+    return printable((read_or_skip(path, 256) or "").strip())

@@ -1,7 +1,7 @@
 """A container's request by AMD_VISIBLE_DEVICES.  Pure.
 
 As AMD's container toolkit has it (ROCm/container-toolkit, internal/gpu-tracker: parseGPUsList): a list of indices,
-ranges of indices and unique ids, or "all".  "none", "void" and an empty value request nothing.
+ranges of indices and unique ids, or "all"; here also PCI addresses.  "none", "void" and an empty value request nothing.
 """
 
 from ocigpu.core.config_json import read_env
@@ -10,6 +10,7 @@ from ocigpu.core.gate import Asker, permits
 from ocigpu.core.settings import Settings
 from ocigpu.core.tokens import MAX_TOKENS, is_number
 from ocigpu.gpus.request import Request, is_privileged
+from ocigpu.gpus.tree import normal_bus_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ VARIABLE = "AMD_VISIBLE_DEVICES"
 KIND = "amd.com/gpu"
 NONE = "none"
 MAX_INDEX = 4  # digits
+MAX_ADDRESS = 16  # of a PCI function whose domain has eight digits
 MAX_VALUE = 64 * 1024
 _HEX = frozenset("0123456789abcdef")
 NOTHING = Request(vendor=VENDOR)
@@ -94,8 +96,13 @@ def _parse_token(token: str) -> list[str]:
     known = plain.startswith("0x") or len(digits) > 8
     if known and 0 < len(digits) <= 16 and _HEX.issuperset(digits) and (_is_index(partition) or not colon):
         return [f"0x{digits.lstrip('0') or '0'}{colon}{partition}"]
+    # GPUs without a unique id are called by their PCI address
+    address, _, partition = plain.rpartition(":") if plain.count(":") == 3 else (plain, "", "0")
+    if "." in address and normal_bus_id(address) and len(address) <= MAX_ADDRESS and _is_index(partition):
+        return [plain]
     raise RequestError(
-        "OCIGPU-REQ-1", f"{VARIABLE}: {quoted(token)} is not an index, a range of indices or a unique id"
+        "OCIGPU-REQ-1",
+        f"{VARIABLE}: {quoted(token)} is not an index, a range of indices, a unique id or a PCI address",
     )
 
 

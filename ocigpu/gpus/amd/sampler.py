@@ -18,7 +18,8 @@ from typing import Any
 from ocigpu.core.errors import HostError, printable
 from ocigpu.core.facts import Gpu
 from ocigpu.gpus.amd.facts import AmdGpu, describe_host, read_driven
-from ocigpu.gpus.amd.on_node import with_errors
+from ocigpu.gpus.amd.on_node import with_health
+from ocigpu.gpus.amd.ras import BLOCKS, read_errors
 from ocigpu.gpus.amd.usage import read_gauge
 from ocigpu.gpus.tree import Roots, list_names, read_text
 
@@ -34,7 +35,16 @@ METRICS = {
     "gpu_edge_temperature": ("Current edge temperature in Celsius", "hwmon `temp1_input`"),
     "gpu_junction_temperature": ("Current junction/hotspot temperature in Celsius", "hwmon `temp2_input`"),
     "gpu_memory_temperature": ("Current memory temperature in Celsius", "hwmon `temp3_input`"),
-}
+    "gpu_ecc_correct_total": ("Total Correctable error count", "the sum of the blocks"),
+    "gpu_ecc_uncorrect_total": ("Total Uncorrectable error count", "the sum of the blocks"),
+    **{
+        f"gpu_ecc_{kind}_{name}": (
+            f"{kind.capitalize()}able ECC error count in {name.upper()}", f"`ras/{block}_err_count`",
+        )
+        for block, name in BLOCKS.items()
+        for kind in ("correct", "uncorrect")
+    },
+}  # fmt: skip
 """By name the help of each, all gauges, and where it comes from."""
 _OF_GPU = {
     "gpu_gfx_activity": ("gpu_busy_percent", 1),
@@ -76,7 +86,7 @@ def sample(roots: Roots) -> dict[str, Any]:
         driven = read_driven(roots)
     except HostError as error:
         return {"error": error.message}
-    errors = {gpu.uuid: gpu.error for gpu in with_errors(driven).gpus}
+    errors = {gpu.uuid: gpu.error for gpu in with_health(driven, roots.sys).gpus}
     pairs = zip(driven.gpus, describe_host(driven).gpus, strict=True)
     return {
         "gpus": [_gpu(as_read, gpu, errors, roots.sys) for as_read, gpu in pairs],
@@ -122,6 +132,13 @@ def _values(directory: str) -> dict[str, int]:
     values = {name: value for name, value in read.items() if value is not None}
     if values.keys() >= {"gpu_total_vram", "gpu_used_vram"}:
         values["gpu_free_vram"] = values["gpu_total_vram"] - values["gpu_used_vram"]
+    errors = read_errors(directory)
+    for block, count in errors.items():
+        values[f"gpu_ecc_correct_{BLOCKS[block]}"] = count.correctable
+        values[f"gpu_ecc_uncorrect_{BLOCKS[block]}"] = count.uncorrectable
+    if errors:
+        values["gpu_ecc_correct_total"] = sum(count.correctable for count in errors.values())
+        values["gpu_ecc_uncorrect_total"] = sum(count.uncorrectable for count in errors.values())
     return values
 
 

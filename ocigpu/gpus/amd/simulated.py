@@ -13,6 +13,7 @@ SPREAD = 0x9E37_79B9_7F4A_7C15
 DRM_MAJOR = 226
 FIRST_BUS = 0x41
 """Another vendor's GPUs may be on the buses before."""
+RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl")
 SIMDS = 4
 """Of a compute unit (CDNA)."""
 CLOCK_MHZ = {"gfx942": 2100, "gfx950": 2400}
@@ -43,6 +44,8 @@ def simulate(count: int, board: "Board", first_card: int, kfd_major: int) -> Sim
             f"{directory}/current_compute_partition": "SPX\n",
             f"{directory}/available_compute_partition": "SPX, DPX, QPX, CPX\n",
             f"{directory}/current_memory_partition": "NPS1\n",
+            f"{directory}/unique_id": f"{unique_id:016x}\n",
+            **{f"{directory}/ras/{block}_err_count": "ue: 0\nce: 0\n" for block in RAS_BLOCKS},
             f"{directory}/gpu_busy_percent": "0\n",
             f"{directory}/mem_busy_percent": "0\n",
             f"{directory}/mem_info_vram_used": f"{256 << 20}\n",

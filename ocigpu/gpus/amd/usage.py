@@ -11,7 +11,7 @@ from ocigpu.core.errors import HostError
 from ocigpu.core.facts import HostFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.amd.facts import MAX_TOPOLOGY, TOPOLOGY, find_node, parse_numbers, read_properties
-from ocigpu.gpus.tree import find_roots, list_names, read_text, sysfs_address
+from ocigpu.gpus.tree import find_roots, list_names, read_or_skip, read_text, sysfs_address
 from ocigpu.gpus.usage import Usage
 from ocigpu.gpus.vendors import GpuLink
 
@@ -62,7 +62,7 @@ def read_links(settings: Settings, facts: HostFacts) -> tuple[GpuLink, ...]:
     for name, uuid in names.items():
         links = f"{sys}/{TOPOLOGY}/{name}/io_links"
         for number in list_names(links)[:MAX_TOPOLOGY]:
-            link = parse_numbers(read_text(f"{links}/{number}/properties") or "")
+            link = parse_numbers(read_or_skip(f"{links}/{number}/properties") or "")
             other = names.get(str(link.get("node_to")), uuid)
             if link.get("type") == XGMI and link.get("weight") == ONE_HOP and other != uuid:
                 least = link.get("min_bandwidth", 0)

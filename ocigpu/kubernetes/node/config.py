@@ -203,6 +203,7 @@ class PluginOptions(NamedTuple):
     mps_root: str = ""
     shared_devices_allocation_policy: str = "distributed"
     device_discovery_strategy: str = "auto"
+    resource_naming_strategy: str = "single"
     vfio_resource: str = "gpu"
     lease_journal: str = ""
     fabric_address: str = ""

@@ -101,33 +101,47 @@ def make_inventory(
             notes.append(problem)
             found.clear()
     kind = "wsl" if wsl_node else "gpu"
-    shared = _share(found, configuration.sharing.resources, notes)
-    resources = tuple(
-        Resource(name, tuple(devices), kind, _sharing_of(devices, configuration), configuration.sharing.one_each)
-        for name, devices in shared.items()
-    )
+    resources = _share_resources(found, kind, FIRST, configuration, notes)
     reason = "" if resources else "; ".join(notes or facts.notes) or "this host has no GPUs"
     return Inventory(resources, tuple(notes), reason)
 
 
-def make_other_inventory(gpus: NodeGpus) -> Inventory:
-    """Return the GPUs and partitions of a vendor other than NVIDIA as one resource: DOMAIN/gpu.
+def _share_resources(
+    found: Mapping[str, Sequence[PluginDevice]], kind: str, vendor: str, configuration: Configuration, notes: list[str]
+) -> tuple[Resource, ...]:
+    """Return a vendor's devices as resources, with those of the configuration's that are to be shared as replicas."""
+    sharing, domain = configuration.sharing, f"{VENDORS[vendor][2]}/"
+    entries = [entry for entry in sharing.resources if entry.name.startswith(domain)]
+    shared = _share(found, entries, notes)
+    return tuple(
+        Resource(name, tuple(devices), kind, _sharing_of(devices, configuration), sharing.one_each, vendor=vendor)
+        for name, devices in shared.items()
+    )
 
-    A partition counts as one device, and its GPU is identified by the PCI address.  Configuration files cover NVIDIA's
-    GPUs only, so these GPUs are neither shared nor renamed.
+
+def make_other_inventory(gpus: NodeGpus, configuration: Configuration) -> Inventory:
+    """Return the GPUs and partitions of a vendor other than NVIDIA: as one resource, DOMAIN/gpu, or named by partition.
+
+    A partition counts as one device, and its GPU is identified by the PCI address.  With the naming strategy "mixed" a
+    resource has the name of how its GPUs are partitioned.
     """
     vendor = gpus.facts.vendor
     notes = list(gpus.facts.notes)
-    found: dict[str, PluginDevice] = {}
+    mixed = configuration.options.resource_naming_strategy == "mixed"
+    found: dict[str, list[PluginDevice]] = {}
+    known: set[str] = set()
     for gpu in gpus.facts.gpus:
-        if not gpu.uuid or len(gpu.uuid) > MAX_ID or gpu.uuid in found:
+        if not gpu.uuid or len(gpu.uuid) > MAX_ID or gpu.uuid in known:
             notes.append(f"{vendor}: {gpu.title} left out: it has no name that no other has")
             continue
         paths = (gpu.node.container_path,) if gpu.node else ()
         numa = max(gpus.numa.get(gpu.uuid, -1), -1)
-        found[gpu.uuid] = PluginDevice(gpu.uuid, gpu.uuid, gpu.bus_id, str(gpu.index), paths, numa, error=gpu.error)
-    resource = Resource(f"{VENDORS[vendor][2]}/gpu", tuple(found.values()), vendor=vendor)
-    return Inventory((resource,) if found else (), tuple(notes), "" if found else "; ".join(notes))
+        name = f"{VENDORS[vendor][2]}/{(gpus.styles.get(gpu.uuid) if mixed else '') or 'gpu'}"
+        device = PluginDevice(gpu.uuid, gpu.uuid, gpu.bus_id, str(gpu.index), paths, numa, error=gpu.error)
+        found.setdefault(name, []).append(device)
+        known.add(gpu.uuid)
+    resources = _share_resources(found, "gpu", vendor, configuration, notes)
+    return Inventory(resources, tuple(notes), "" if resources else "; ".join(notes))
 
 
 def single_problem(facts: HostFacts) -> str:

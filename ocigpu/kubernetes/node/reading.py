@@ -123,7 +123,7 @@ def read_others(settings: Settings, configuration: Configuration) -> tuple[Other
         except HostError as error:
             found.append(OtherGpus(NodeGpus(HostFacts(vendor=name)), Inventory((), (error.message,), error.message)))
         else:
-            found.append(OtherGpus(gpus, make_other_inventory(gpus)))
+            found.append(OtherGpus(gpus, make_other_inventory(gpus, configuration)))
     return tuple(found)
 
 
