@@ -64,6 +64,7 @@ class Lab:
         self.settings = options.pop("settings", Settings())
         self.node: DraNode | None = DraNode(host("a100-8") if facts is None else facts)
         self.offered = DeviceOptions(**options.pop("devices", {}))
+        self.plugin = options.pop("plugin", PluginOptions(driver_root="/"))
         self.metadata = str(directory / "metadata") if options.pop("metadata", False) else ""
         self.options = options
         self.restart(boot)
@@ -79,7 +80,7 @@ class Lab:
         if self.node is None:
             return None
         devices = make_devices(self.node, self.offered, self.preparer.made_places())
-        return NodeView(self.node, devices, self.settings, PluginOptions(driver_root="/"))
+        return NodeView(self.node, devices, self.settings, self.plugin)
 
     def get(self, _namespace: str, name: str) -> Any:
         self.reads += 1

@@ -86,6 +86,14 @@ def test_the_drivers_metrics_have_a_port_and_a_service_only_if_they_are_wanted()
     assert service["ports"] == [{"name": "metrics", "port": 9403, "targetPort": "metrics"}]
 
 
+def test_a_fabric_manager_is_named_and_what_is_active_is_remembered_on_the_host() -> None:
+    found = objects({"dra": {"enabled": True, "fabric": "127.0.0.1:6666", "hostNetwork": True}})
+    ((pod, container),) = [(pod, each) for pod, each in containers(found) if each["args"][0] == "dra-driver"]
+    assert parse_options(container["args"][1:], {"NODE_NAME": "n"}).fabric_address == "127.0.0.1:6666"
+    assert {"/var/lib/ocigpu", "/tmp"} <= {each["mountPath"] for each in container["volumeMounts"]}
+    assert "/var/lib/ocigpu" in {each.get("hostPath", {}).get("path") for each in pod["volumes"]}
+
+
 def test_classes_choose_the_devices_of_their_kind() -> None:
     classes = of_kind(FOUND, "DeviceClass")
     assert classes["gpu.nvidia.com"]["spec"]["extendedResourceName"] == "nvidia.com/gpu"

@@ -32,7 +32,7 @@ from ocigpu.kubernetes.dra.specs import NodeView
 from ocigpu.kubernetes.dra.state import ClaimStore
 from ocigpu.kubernetes.dra.status import DriverStatus, write_status
 from ocigpu.kubernetes.leases.lease import Lease, Phase, describe, why_withheld
-from ocigpu.kubernetes.leases.machine import open_gate
+from ocigpu.kubernetes.leases.machine import open_fabric_at, open_gate
 from ocigpu.kubernetes.node.config import Configuration
 from ocigpu.kubernetes.node.devices import Inventory, PluginDevice, Resource
 from ocigpu.kubernetes.node.health import RULES, Monitor, Rules
@@ -96,7 +96,8 @@ class DraDriver(NodeProgram[DraReading]):
         self._opening = threading.Lock()
         self.publisher: Publisher | None = None
         self.gate = open_gate(options.plugin, self.settings)
-        self.effects = Effects(self.settings, options.mps_root, self.log, self.read_again, self.gate, bus)
+        fabric = None if options.lease_journal else open_fabric_at(options.fabric_address, self.settings)
+        self.effects = Effects(self.settings, options.mps_root, self.log, self.read_again, self.gate, bus, fabric)
         self.preparer = Preparer(
             ClaimStore(self.directory),
             PoolPlace(

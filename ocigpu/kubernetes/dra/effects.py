@@ -6,6 +6,8 @@
 * ``mig``: MIG devices are made: :mod:`~.mig`.
 * ``switch``: a GPU goes from its driver to VFIO's with its IOMMU group, and back: :mod:`ocigpu.gpus.vfio.switch`.
   Persistence mode, by which nvidia-persistenced has it open, is off meanwhile.
+* ``partition``: the partition of the NVLink fabric that consists of exactly the claim's GPUs is active.  With leases it
+  is part of these.
 * ``vfio``: no change; giving back waits until no process has the GPU open.
 * ``lease``: the GPUs are reserved in the node's leases, and their partition is active; after the claim is given back,
   they are reset and checked before the next user may have them (docs/tenants/LEASES.md).
@@ -24,6 +26,7 @@ from contextlib import AbstractContextManager, suppress
 from ocigpu.core.errors import HostError, OsErrorAs, RequestError, as_own_error, printable, quoted
 from ocigpu.core.facts import HostFacts, facts_from_json, facts_to_json
 from ocigpu.core.settings import Settings
+from ocigpu.gpus.nvidia.fabric.state import KeptFabric
 from ocigpu.gpus.nvidia.nvml_process import DEFAULT, set_compute_mode, set_persistence_mode
 from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vfio.bus import PciBus
@@ -32,6 +35,7 @@ from ocigpu.gpus.vfio.holders import read_holders
 from ocigpu.gpus.vfio.switch import DriverOfFunction, give_back, give_to_vfio, plan_switch
 from ocigpu.kubernetes.dra.claims import Allotted, mps_group, mps_place
 from ocigpu.kubernetes.dra.configs import INTERVALS, DeviceConfig
+from ocigpu.kubernetes.dra.fabric import MODULE_ID
 from ocigpu.kubernetes.dra.mig import MIG, MigEffect, plan_mig
 from ocigpu.kubernetes.dra.prepare import ClaimEffect, find_facts
 from ocigpu.kubernetes.dra.specs import NodeView
@@ -66,6 +70,7 @@ def plan_steps(
     machines = [each.device.id for each in allotted if each.device.kind == "vfio" and not each.admin]
     if machines and view.options.lease_journal:
         steps.append(ClaimStep("lease", {"gpus": " ".join(machines)}))
+    partition = _plan_partition(allotted, view)
     for each in allotted:
         if each.admin:
             continue
@@ -76,11 +81,12 @@ def plan_steps(
                 functions = plan_switch(each.device.id, roots, PciBus(roots.sys))
                 persistent = _find_persistent(each.device.id, view)
                 steps.append(ClaimStep("switch", {"functions": json.dumps(functions), "persistent": persistent}))
-            steps.append(ClaimStep("vfio", {"address": each.device.id}))
         elif each.config.strategy == "TimeSlicing" and each.device.kind == "gpu":
             step = ClaimStep("timeslice", {"gpu": each.device.id, "interval": each.config.interval})
             _check_interval(each, step, steps, others)
             steps.append(step)
+    # nobody has the GPUs when it is activated, nor when it is deactivated: steps are undone in reverse
+    steps += [*partition, *(ClaimStep("vfio", {"address": address}) for address in machines)]
     groups: dict[str, DeviceConfig] = {}
     for each in allotted:
         if each.config.strategy == "MPS" and not each.admin:
@@ -89,6 +95,23 @@ def plan_steps(
             groups.setdefault(mps_group(each), each.config)
     steps += [ClaimStep("mps", {"group": group}) for group in groups]
     return tuple(steps)
+
+
+def _plan_partition(allotted: Sequence[Allotted], view: NodeView) -> list[ClaimStep]:
+    """Return the step that activates the partition of a claim's whole GPUs; none without a fabric manager.
+
+    GPUs that several claims share are nobody's: what they are in is the operator's affair.  Raises HostError
+    (OCIGPU-DRA-3) when it is not known which GPU is which on the board.
+    """
+    whole = [each for each in allotted if each.device.kind in ("gpu", "vfio") and not (each.admin or each.share)]
+    if not whole or not view.options.fabric_address or view.options.lease_journal:
+        return []
+    boards = {normal_bus_id(each.device.board): each.device.name for each in whole}
+    modules = {name: view.node.partitions.get(board, {}).get(MODULE_ID) for board, name in boards.items()}
+    if unknown := [name for name, module in modules.items() if module is None]:
+        text = f"{', '.join(unknown)}: the fabric manager's partitions are not known"
+        raise HostError("OCIGPU-DRA-3", text, f"ocigpu fabric list --manager {view.options.fabric_address}")
+    return [ClaimStep("partition", {"modules": " ".join(map(str, sorted(filter(None, modules.values()))))})]
 
 
 def _find_persistent(address: str, view: NodeView) -> str:
@@ -130,7 +153,8 @@ class Effects:
     """The table of effects.  ``mps_root``: parent of the directories of MPS; ``settings``: of the host.
 
     ``read_again`` returns when the node has been read since; it raises HostError (OCIGPU-DRA-3).  ``gate``: the node's
-    leases, None for none.  ``bus``: the host's PCI bus, None for the one in sysfs.
+    leases, None for none.  ``bus``: the host's PCI bus, None for the one in sysfs.  ``fabric``: manager
+    of the GPUs' partitions, None for none.
     """
 
     def __init__(
@@ -141,8 +165,9 @@ class Effects:
         read_again: Callable[[], None] = lambda: None,
         gate: LeaseGate | None = None,
         bus: PciBus | None = None,
+        fabric: KeptFabric | None = None,
     ) -> None:
-        self._roots = find_roots(settings)
+        self._roots, self._fabric = find_roots(settings), fabric
         self._bus = bus or PciBus(self._roots.sys)
         self._settings, self.mps_root, self._log, self._gate = settings, mps_root, log, gate
         self.children: dict[tuple[str, str], ModuleProcess] = {}
@@ -154,6 +179,7 @@ class Effects:
             "mps": ClaimEffect(self._start_mps, self._stop_mps, lambda record, step, _: not self._runs(record, step)),
             "switch": ClaimEffect(self._switch, self._switch_back),
             "lease": ClaimEffect(self._reserve, self._give_back),
+            "partition": ClaimEffect(self._activate, self._deactivate),
             "vfio": ClaimEffect(self._wait_for_holders, self._wait_for_holders),
         }
 
@@ -249,6 +275,22 @@ class Effects:
         """The holders were waited for before: the last step of a claim is undone first."""
         if self._gate:
             self._gate.give_back(f"claim/{record.claim.uid}")
+
+    def _activate(self, record: ClaimRecord, step: dict[str, str], _view: NodeView) -> None:
+        """Activate the partition of exactly these GPUs; raises FabricError for none, and for others in its way."""
+        if self._fabric is None:
+            raise HostError("OCIGPU-DRA-3", "a partition is to be activated, and --fabric-address is not set")
+        self._fabric.activate([*map(int, step["modules"].split())], f"claim/{record.claim.uid}")
+
+    def _deactivate(self, record: ClaimRecord, step: dict[str, str], _view: NodeView | None) -> None:
+        """Deactivate it if it is this claim's: of a claim that failed it may be another's."""
+        modules = tuple(map(int, step["modules"].split()))
+        if self._fabric is None:  # the pod must be able to end all the same
+            self._log("warning", f"partition of GPUs {step['modules']} stays active: --fabric-address is not set")
+            return
+        kept = self._fabric.read_state().find(modules)
+        if kept and kept.lease == f"claim/{record.claim.uid}":
+            self._fabric.deactivate(modules)
 
     def _wait_for_holders(self, _record: ClaimRecord, step: dict[str, str], _view: NodeView | None) -> None:
         try:
