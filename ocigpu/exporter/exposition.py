@@ -14,6 +14,7 @@ from ocigpu.system.exposition import Pairs, head_lines, label_text, number_text
 
 CLAIM_LABELS = ("dra_claim_name", "dra_claim_namespace", "dra_driver_name", "dra_pool_name", "dra_device_name")
 GPU_UP, VFIO_ALLOCATED = "ocigpu_exporter_gpu_up", "ocigpu_exporter_vfio_gpu_allocated"
+HEALTH = "ocigpu_gpu_health"
 OWN_LABELS = frozenset((
     "GPU_I_ID", "GPU_I_PROFILE", "Hostname", "UUID", "clock_event", "container_name", "device", "dra_mig_device_uuid",
     "dra_mig_profile", "err_code", "err_msg", "gpu", "hpc_job", "iommu_group", "modelName", "pci_bus_id", "pod_name",
@@ -28,7 +29,8 @@ _UNKNOWN = PodFacts()
 class Picture(NamedTuple):
     """A sample and its context.
 
-    ``jobs``: names of jobs; ``split``: values of one owner of a shared GPU; ``pods``: facts by namespace and name.
+    ``jobs``: names of jobs; ``split``: values of one owner of a shared GPU; ``pods``: facts by namespace and name;
+    ``health``: why a GPU or instance is unhealthy, "" if it is well.
     """
 
     sample: Sample
@@ -37,6 +39,7 @@ class Picture(NamedTuple):
     split: "Mapping[tuple[Key, Owner], Values]" = {}
     vfio: Sequence[VfioDevice] = ()
     pods: "Mapping[tuple[str, str], PodFacts]" = {}
+    health: "Mapping[Key, str]" = {}
 
 
 class _Entity(NamedTuple):
@@ -74,6 +77,7 @@ def render(collectors: Iterable[Collector], picture: Picture, options: ExporterO
         lines += head_lines(GPU_UP, "gauge", "Whether this GPU answers.")
         for gpu in picture.sample.gpus:
             lines.append(f"{GPU_UP}{{{label_text((*_gpu_labels(gpu, options), *host))}}} {int(not gpu.error)}")
+    lines += _health(picture, options, host)
     lines += _vfio(picture, options, host)
     return "".join(f"{line}\n" for line in lines).encode()
 
@@ -184,6 +188,23 @@ def _series(collector: Collector, entity: _Entity, options: ExporterOptions) -> 
         for labels, own in entity.variants:
             separator = "," if labels else ""
             yield f"{collector.name}{{{known}{separator}{labels}}} {number_text(own.get(name, number))}"
+
+
+def _health(picture: Picture, options: ExporterOptions, host: Pairs) -> list[str]:
+    """Return the health of GPUs, and of the instances of those that have any."""
+    devices, lines = parse_devices(options.devices), []
+    for gpu in picture.sample.gpus:
+        if devices.gpus and gpu.number not in devices.gpus:
+            continue
+        places = [((), WHOLE), *(((("GPU_I_PROFILE", each.profile), ("GPU_I_ID", str(each.number))), each.number)
+                                 for each in gpu.instances)]  # fmt: skip
+        for mig, number in places:
+            reason = picture.health.get((gpu.uuid, number))
+            if reason is not None:
+                labels = (*_gpu_labels(gpu, options), *mig, *host, ("reason", reason))
+                lines.append(f"{HEALTH}{{{label_text(labels)}}} {int(not reason)}")
+    head = head_lines(HEALTH, "gauge", "Whether this GPU or GPU instance is healthy, as the device plugin judges.")
+    return [*head, *lines] if lines else []
 
 
 def _vfio(picture: Picture, options: ExporterOptions, host: Pairs) -> list[str]:

@@ -32,7 +32,7 @@ class Instance(NamedTuple):
 
     ``uuids``: of its MIG devices; ``xid``: the last one, 0 for none yet, None for unknown; ``start``: number of its
     first memory slice, -1 if NVML does not report it; ``xids``: the number in the window, ``xid_totals``: since the
-    start.
+    start; ``processes``: as of a GPU, without their time, which NVML does not tell.
     """
 
     number: int
@@ -43,6 +43,7 @@ class Instance(NamedTuple):
     xids: "Mapping[int, int]" = {}
     start: int = -1
     xid_totals: "Mapping[int, int]" = {}
+    processes: tuple[tuple[int, int, int], ...] = ()
 
 
 class GpuSample(NamedTuple):

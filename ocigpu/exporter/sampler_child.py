@@ -268,9 +268,11 @@ class NvmlSampler:
             instance = try_(pynvml.nvmlDeviceGetGpuInstanceId, device)
             if instance is None:
                 continue
+            processes = read_processes(device, 0)[0] if self.orders.get("processes") else []
             known = instances.get(instance)
             if known:
                 known["uuids"].append(mig_uuid)
+                known["processes"] += processes
                 continue
             profile = (try_(pynvml.nvmlDeviceGetName, device) or "").rpartition(" MIG ")[2]
             values = {name: value for name, value in (try_(read_memory, device) or {}).items() if value is not None}
@@ -286,6 +288,7 @@ class NvmlSampler:
                 "xids": xids + xids_of_all,
                 "xid_totals": self.totals[uuid, instance] + self.totals[uuid, WHOLE_GPU],
                 "start": _start(handle, instance),
+                "processes": processes,
             }
         return list(instances.values())
 

@@ -17,6 +17,8 @@ from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.exporter.collectors import Collector, read_collectors
 from ocigpu.exporter.exposition import OWN_LABELS, Picture, render
+from ocigpu.exporter.health import HealthWatch, read_policy
+from ocigpu.exporter.metrics import XID_TOTAL
 from ocigpu.exporter.options import ExporterOptions, parse_address
 from ocigpu.exporter.owners import Owners, VfioDevice, find_owners, find_vfio_owners, read_jobs
 from ocigpu.exporter.pods import PodLookup, compile_allowlist
@@ -140,6 +142,10 @@ class ExporterService:
         asks = options.kubernetes and (options.kubernetes_enable_pod_labels or options.kubernetes_enable_pod_uid)
         labels = allowed if options.kubernetes_enable_pod_labels else None
         self.pods = PodLookup(labels, OWN_LABELS) if asks else None
+        policy, notes = read_policy()
+        for note in notes:
+            log("warning", note)
+        self.health = HealthWatch(policy)
         host, port = parse_address(options.address)
         self._find_sources()
         self.web = WebServer(host, port, lambda: self.page, self.own_metrics, lambda: self.reloading)
@@ -214,7 +220,7 @@ class ExporterService:
     def _orders(self) -> Orders:
         options = self.options
         return Orders(
-            tuple(collector.metric for collector in self.collectors),
+            tuple(dict.fromkeys((*(collector.metric for collector in self.collectors), XID_TOTAL))),
             options.collect_interval,
             options.xid_count_window_size,
             options.clock_events_count_window_size,
@@ -250,6 +256,8 @@ class ExporterService:
         if source.take(sample, time.monotonic(), limit):
             if self.options.debug and not sample.error:
                 self.log("debug", f"sample of {len(sample.gpus)} GPUs in {sample.seconds} s", seconds=sample.seconds)
+            if source is self.sources.get(FIRST):
+                self.health.take(source.latest.gpus, time.monotonic())
             self._publish()
         if not sample.error:
             self.standing = self.standing._replace(defect="")
@@ -280,7 +288,8 @@ class ExporterService:
             else:
                 vfio = find_vfio_owners(facts.candidates, owners.others, listing.claimed)
         jobs = read_jobs(self.options.hpc_job_mapping_dir)
-        picture = Picture(sample, owners.gpus, jobs, split, vfio, self.pods.facts if self.pods else {})
+        facts_of_pods = self.pods.facts if self.pods else {}
+        picture = Picture(sample, owners.gpus, jobs, split, vfio, facts_of_pods, self.health.reasons)
         self.page = make_page(render(self.collectors, picture, self.options, self.hostname))
 
     def _follow_pods(self, pods: PodLookup, owners: Owners) -> None:

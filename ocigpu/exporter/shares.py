@@ -28,16 +28,22 @@ def find_split(
     uids: Mapping[Pod, str],
     proc: str = "/proc",
 ) -> dict[tuple[Key, Owner], Values]:
-    """Return GPU time in percent and memory in MiB of each owner of a whole GPU, the sums of its pod's processes.
+    """Return GPU time in percent and memory in MiB of each owner of a GPU, the sums of its pod's processes.
+
+    Of a GPU instance it is the memory alone: NVML does not tell the time of processes there.
 
     A pod whose UID is not known has none, so its series have the whole GPU's values.  ``uids``: of
     :func:`read_pod_uids`.
     """
     found: dict[tuple[Key, Owner], Values] = {}
-    for gpu in gpus:
-        key = (gpu.uuid, WHOLE)
+    parts = (
+        ((gpu.uuid, number), processes)
+        for gpu in gpus
+        for number, processes in ((WHOLE, gpu.processes), *((part.number, part.processes) for part in gpu.instances))
+    )
+    for key, processes in parts:
         used: dict[str, tuple[int, int]] = {}
-        for pid, memory, share in gpu.processes if owners.get(key) else ():
+        for pid, memory, share in processes if owners.get(key) else ():
             uid = _pod_of(pid, proc)
             before = used.get(uid, (0, 0))
             used[uid] = (before[0] + share, before[1] + memory)
@@ -45,7 +51,7 @@ def find_split(
             uid = uids.get((owner.namespace, owner.pod), "")
             if uid:
                 share, memory = used.get(uid, (0, 0))
-                found[key, owner] = {UTILIZATION: min(share, 100), USED: memory}
+                found[key, owner] = {USED: memory} | ({UTILIZATION: min(share, 100)} if key[1] == WHOLE else {})
     return found
 
 

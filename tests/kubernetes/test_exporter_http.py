@@ -366,6 +366,8 @@ def test_xids_are_counted_and_told_by_gpu_and_instance(h100: SimulatedHost, tmp_
             file.write("xid 0 31\nxid 0 79\nxid 0 31\nxid 1 13 7 0\n")
         page = running.wait("the events", lambda page: len(page.get(count, [])) == 3)
         assert value(page, xid, gpu="0", err_msg="GPU memory page fault") == 31
+        assert value(page, "ocigpu_gpu_health", gpu="0", reason="XID 79") == 0
+        assert value(page, "ocigpu_gpu_health", gpu="1", GPU_I_ID="7") == 1, "13 is a fault of a program"
         assert value(page, count, gpu="0", xid="31", window_size_in_ms="60000") == 2
         assert value(page, count, gpu="0", xid="79") == 1
         assert value(page, "DCGM_EXP_XID_ERRORS_TOTAL", gpu="0", xid="31") == 2

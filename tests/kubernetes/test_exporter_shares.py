@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from exporter_lab import read_page, value
 from support.product import SimulatedHost
 
+from ocigpu.exporter.collectors import Collector
+from ocigpu.exporter.exposition import Picture, render
+from ocigpu.exporter.options import ExporterOptions
 from ocigpu.exporter.owners import WHOLE, find_owners
-from ocigpu.exporter.sample import GpuSample
+from ocigpu.exporter.sample import GpuSample, Sample
 from ocigpu.exporter.sampler import Orders, Sampler
 from ocigpu.exporter.shares import USED, UTILIZATION, find_split, pod_uid, read_pod_uids
 from ocigpu.kubernetes.cluster.owners import Held, Owner
@@ -83,3 +87,38 @@ def test_processes_of_nvml_are_those_of_pods(simulated_host: SimulatedHost, tmp_
         (key, Owner("one", "n", "c", "0")): {UTILIZATION: 21, USED: 200},
         (key, Owner("two", "n", "c", "1")): {UTILIZATION: 12, USED: 100},
     }
+
+
+def sample_processes(host: SimulatedHost) -> tuple[GpuSample, ...]:
+    sampler = Sampler(read_settings(str(host.settings)), deadline=60.0)
+    try:
+        sampler.order(Orders((UTILIZATION, USED), 3600, 300, 300, processes=True))
+        while not (samples := sampler.wait(20)):
+            pass
+    finally:
+        sampler.close()
+    return samples[0].gpus
+
+
+def test_pods_that_share_a_mig_device_have_their_own_memory(mig_host: SimulatedHost, tmp_path: Path) -> None:
+    for pid, uid in ((101, ONE), (102, ONE), (103, TWO)):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/cgroup").write_text(f"0::/kubepods/pod{uid}/x\n")
+    number, other = (each.number for each in sample_processes(mig_host)[0].instances)
+    load = mig_host.directory / "load"
+    places = ((101, 100, number), (102, 50, number), (103, 30, number), (103, 7, other))
+    load.write_text("".join(f"process 0 {pid} {memory} 5 {place}\n" for pid, memory, place in places))
+    try:
+        gpus = sample_processes(mig_host)
+    finally:
+        load.unlink()
+    shared = gpus[0].instances[0]
+    assert sorted(each[:2] for each in shared.processes) == [(101, 100), (102, 50), (103, 30)]
+    containers = [Held(Owner(name, "n", "c"), SHARED, f"{shared.uuids[0]}::{n}") for n, name in enumerate(("a", "b"))]
+    owners = find_owners(containers, gpus, ["nvidia.com/"], virtual=True).gpus
+    found = find_split(gpus, owners, {("n", "a"): ONE, ("n", "b"): TWO}, str(tmp_path / "proc"))
+    key = (gpus[0].uuid, number)
+    assert found == {(key, Owner("a", "n", "c", "0")): {USED: 150}, (key, Owner("b", "n", "c", "1")): {USED: 30}}
+    collectors = (Collector(USED, "gauge", "memory"),)
+    page = read_page(render(collectors, Picture(Sample(gpus), owners, split=found), ExporterOptions(), "").decode())
+    assert value(page, USED, pod="a", GPU_I_ID=str(number)) == 150
