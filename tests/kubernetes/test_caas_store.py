@@ -567,6 +567,8 @@ def test_a_server_that_restarts_is_used_again(server: Postgres) -> None:
         ("postgresql://user:s3cret@localhost/x", "a password on the command line"),
         ("postgresql://user@localhost/x?password=s3cret", "a password on the command line"),
         ("postgresql://db.example/x?sslmode=prefer", "db.example: the values of secrets would be sent unencrypted"),
+        ("postgresql://localhost/x?hostaddr=192.0.2.1&sslmode=disable", "192.0.2.1: the values of secrets would be"),
+        ("postgresql:///x?service=away&sslmode=disable", "away: the values of secrets would be sent unencrypted"),
         ("postgresql://localhost,10.0.0.1/x?sslmode=disable", "10.0.0.1: the values of secrets would be sent"),
         ("postgresql://localhost/x?nonsense=s3cret", "not a URL of PostgreSQL"),
         ("postgresql:///x?host=/nonexistent", "/nonexistent"),

@@ -6,6 +6,7 @@ lock is free, and nothing of that keeping reaches the database any more.  Source
 Locks", "Client Connection Defaults" and "Database Connection Control Functions".
 """
 
+import os
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from ocigpu.tenants.service.database import Database, KeepingLostError
 
 CHANGE_LOCK, KEEP_LOCK = 0x6F636967707501, 0x6F636967707502
 """Advisory locks of the database that is named: of a transaction that changes, of the session that keeps."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
 ENCRYPTED = ("require", "verify-ca", "verify-full")
 SESSION = {
     "statement_timeout": "15s",
@@ -113,10 +115,11 @@ def read_url(url: str) -> dict[str, Any]:
     if "password" in found:
         text = "--store: a password on the command line can be read by other processes"
         raise SettingsError("OCIGPU-CAAS-1", text, "set PGPASSWORD, or PGPASSFILE to a file with it")
-    hosts = str(found.get("host") or "").split(",")
-    away = [
-        host for host in hosts if host and not host.startswith("/") and host not in ("localhost", "127.0.0.1", "::1")
-    ]
+    # libpq connects to the address, where there is one, and takes from the environment what the URL does not say
+    places = [found.get("host") or os.environ.get("PGHOST"), found.get("hostaddr") or os.environ.get("PGHOSTADDR")]
+    hosts = ",".join(str(place or "") for place in places).split(",")
+    away = [host for host in hosts if host and not host.startswith("/") and host not in LOCAL]
+    away += [str(service) for service in (found.get("service"), os.environ.get("PGSERVICE")) if service]
     if away and found.setdefault("sslmode", "verify-full") not in ENCRYPTED:
         text = f"--store: {printable(away[0], 100)}: the values of secrets would be sent unencrypted"
         raise SettingsError("OCIGPU-CAAS-1", text, f"sslmode={', '.join(ENCRYPTED)}")
