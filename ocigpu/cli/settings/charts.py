@@ -35,7 +35,7 @@ NODE_FILE = "/etc/ocigpu/config.toml"
 """The settings of a node, which the chart does not write."""
 OWN_VARIABLES = {
     *("NODE_NAME", "POD_NAME", "POD_NAMESPACE", "POD_UID", "MPS_ROOT", "OCIGPU_CONFIG", "OCIGPU_KUBELET_DIRECTORY"),
-    *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES"),
+    *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES", "PGPASSWORD"),
     *(variable for _, variable, _ in VENDORS.values() if variable),
 }
 """Variables that the chart sets: its schema refuses them in extraEnv."""
