@@ -337,11 +337,16 @@ def test_the_action_gives_gpus_to_the_steps_that_follow(built: Path, work_direct
     with served(release) as address:
         run([step["shell"], "-e", "-c", step["run"]], env={**environment, "INPUT_OCIGPU": address}, timeout=200)
     path = Path(files["GITHUB_PATH"]).read_text().strip()
-    name, _, value = Path(files["GITHUB_ENV"]).read_text().strip().partition("=")
-    done = run(["sh", "-c", "nvidia-smi -L"], env={"PATH": f"{path}:{os.environ['PATH']}", name: value})
+    told = dict(line.partition("=")[::2] for line in Path(files["GITHUB_ENV"]).read_text().splitlines())
+    assert told.keys() == {"OCIGPU_CONFIG", "LD_LIBRARY_PATH"}
+    done = run(["sh", "-c", "nvidia-smi -L"], env={"PATH": f"{path}:{os.environ['PATH']}", **told})
     words = [line.split()[0] for line in done.stdout.splitlines()]
     assert words == ["GPU", "MIG", "MIG", "GPU", "MIG", "GPU"]
     assert Path(Path(files["GITHUB_OUTPUT"]).read_text().strip().removeprefix("directory="), "dev").is_dir()
+    of_amd = run(
+        [step["shell"], "-e", "-c", step["run"]], env={**environment, "INPUT_MODEL": "mi300x", "INPUT_MIG": ""}
+    )
+    assert of_amd.stdout.count("GPU: ") == 3
 
 
 @pytest.mark.root

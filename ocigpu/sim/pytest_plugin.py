@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,7 +39,13 @@ class SimulatedGpus:
     count: int
     model: str
     directory: Path
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)  # a CI's may have secrets, and pytest prints what failed
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of those for whom a skipped test is a failure."""
+    told = "let tests marked gpus fail, instead of skipping them, where simulated GPUs cannot be made"
+    parser.getgroup("ocigpu").addoption("--require-gpus", action="store_true", help=told)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,6 +71,8 @@ def simulated_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
             host = stack.enter_context(temporary_host(*asked, lambda _: None))
         except OcigpuError as error:
             if why := _why_none():
+                if request.config.getoption("--require-gpus"):
+                    pytest.fail(f"no simulated GPUs: {why}", pytrace=False)
                 pytest.skip(f"no simulated GPUs: {why}")
             _fail(error)
         environment = environment_of(host, os.environ)

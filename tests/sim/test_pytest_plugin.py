@@ -120,3 +120,6 @@ def test_where_there_can_be_none_a_test_is_skipped_with_the_reason(tmp_path: Pat
     skipped = [line for line in said if line.startswith("SKIPPED")]
     assert skipped
     assert all("no simulated GPUs: no place for libraries: /nonexistent: no directory" in line for line in skipped)
+    required = run_pytest(tmp_path, whole=True, TMPDIR="/nonexistent", PYTEST_ADDOPTS="--require-gpus")
+    assert [line for line in required if line.startswith("no simulated GPUs: no place for libraries")], required
+    assert not [line for line in required if line.startswith("SKIPPED")]

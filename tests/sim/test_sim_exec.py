@@ -291,8 +291,9 @@ def test_a_host_of_libraries_only_stays_until_it_is_removed(tmp_path: Path) -> N
     host = tmp_path / "host"
     done = run([OCIGPU, "sim", "create", host, "--gpus", "1", "--model", "t4", "--libraries-only"])
     exports = [line.partition(":")[2].strip() for line in done.stdout.splitlines() if "export " in line]
-    assert len(exports) == 2
+    assert len(exports) == 3
     assert "Tesla T4" in run(["sh", "-ec", "\n".join([*exports, "nvidia-smi -L"])]).stdout
+    assert "Tesla T4" in run(["sh", "-ec", "\n".join([*exports, f"{OCIGPU} list"])]).stdout
     run([OCIGPU, "sim", "remove", host])
     assert not host.exists()
 

@@ -48,6 +48,7 @@ def create_command(
 
         for name, value in search_paths(made["directory"]).items():
             print(f"use it:    export {name}={shlex.quote(value)}${{{name}:+:${name}}}")
+        print(f"use it:    export OCIGPU_CONFIG={shlex.quote(path)}")
     use = "vfio identify --config {}" if driver else "plan --config {} --devices all"
     print(f"use it:    ocigpu {use.format(shlex.quote(path))}")
     print(f"remove it: ocigpu sim remove {shlex.quote(directory)}")
