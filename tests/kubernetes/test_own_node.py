@@ -175,6 +175,18 @@ def test_the_manager_evicts_pods_of_its_own_node_alone(cluster: Cluster) -> None
     evict("node-2", "of-node-2")
 
 
+def test_a_pod_that_has_gone_meanwhile_is_evicted(cluster: Cluster) -> None:
+    """Also the last of its namespace: the policy then finds no pod to be evaluated with."""
+    cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "alone"}})
+    for space in ("bank", "alone"):
+        head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "short", "namespace": space}}
+        cluster.create({**head, "spec": {"nodeName": "node-2", "containers": [{"name": "c", "image": "i"}]}})
+    own = NodeApi(cluster.client("system:serviceaccount:gpu:ocigpu-mig-manager", node="node-2"), "node-2")
+    for pod in [each for each in own.pods() if each.name == "short"]:
+        cluster.delete("Pod", "short", pod.namespace, gracePeriodSeconds=0)
+        assert own.evict(pod)
+
+
 def test_events_are_told_in_the_name_of_the_own_node_alone(cluster: Cluster) -> None:
     head = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e.1", "namespace": "default"}}
     event = {**head, "reportingInstance": "node-2", "reason": "Quarantined"}

@@ -12,6 +12,7 @@ import yaml
 from deployment_lab import RENDERER
 from support.cluster import Cluster
 from support.cluster_rules import Problem
+from support.process import wait_for
 from support.products import one_in
 from tenancy_lab import ACCOUNT, ADMIN, PLAIN, SERVICE, install, pod, tenancy
 
@@ -405,6 +406,16 @@ def claim(**spec: Any) -> dict[str, Any]:
 
 def service(**spec: Any) -> dict[str, Any]:
     return {**claim(), "kind": "Service", "spec": {"ports": [{"port": 80}], **spec}}
+
+
+def test_what_is_no_change_of_a_service_or_claim_is_nobodys_business(cluster: Cluster) -> None:
+    for document in (service(), claim()):
+        where = (document["kind"], "data", "tenant-landon")
+        made = cluster.create(document, user=SERVICE)
+        labelled = {**made, "metadata": {**made["metadata"], "labels": {"a": "b"}}}
+        assert cluster.update(labelled, user=SERVICE)["metadata"]["labels"] == {"a": "b"}
+        cluster.delete(*where)
+        wait_for("its end", lambda where=where: not cluster.exists(*where))  # type: ignore[misc]
 
 
 LEADING_OUT = [

@@ -467,12 +467,12 @@ class Cluster:
             found = self._store(kind).get((request.namespace, request.name))
             if verb == "patch" and request.content == "application/apply-patch+yaml":
                 return (200 if found else 201), self._apply(request, found)
+            if request.sub in ("binding", "eviction"):  # before the pod is looked up
+                self._admit(request, "CREATE", request.body, None)
             if found is None:
                 raise Problem(404, "NotFound", f"{kind.describe(request.name)} not found", kind, request.name)
             if verb == "get":
                 return 200, self._shown(request, found)
-            if request.sub in ("binding", "eviction"):
-                self._admit(request, "CREATE", request.body, None)
             if request.sub == "eviction":  # no policy is asked about the deletion that follows (EvictionREST)
                 options = (request.body or {}).get("deleteOptions")
                 self._delete(request._replace(method="DELETE", sub="", body=options), found, asked=True)

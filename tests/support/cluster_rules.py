@@ -200,6 +200,11 @@ def evaluate(expression: str, variables: Mapping[str, Any]) -> Any:
 
 # Admission policies
 
+NO_PARAMETERS = (
+    "failed to configure binding: no params found for policy binding with `Deny` parameterNotFoundAction",
+    "Invalid",
+)
+
 
 def admit(
     store: Store, request: Any, operation: str, document: Object | None, old: Object | None, space: Object | None
@@ -219,8 +224,10 @@ def admit(
         if not all(_is_concerned(scope, request, operation, document or old, space) for scope in scopes):
             continue
         parameters = _parameters(store, binding, spec, request.namespace)
-        denials = (_denial(spec, request, operation, document, old, space, one) for one in parameters)
-        denied = next((denial for denial in denials if denial is not None), None)
+        denials = (_denial(spec, request, operation, document, old, space, one) for one in parameters or ())
+        denied = next(
+            (denial for denial in denials if denial is not None), NO_PARAMETERS if parameters is None else None
+        )
         if denied is not None:
             name, bound = policy["metadata"]["name"], binding["metadata"]["name"]
             words = f"ValidatingAdmissionPolicy '{name}' with binding '{bound}' denied request: {denied[0]}"
@@ -246,9 +253,16 @@ def _denial(
         "params": params,
         "request": {
             "operation": operation,
-            "name": request.name,
-            "namespace": request.namespace,
-            "subResource": request.sub,
+            # k8s.io/api/admission/v1: omitempty, so an expression that reads one without has() fails
+            **{
+                key: value
+                for key, value in (
+                    ("name", request.name),
+                    ("namespace", request.namespace),
+                    ("subResource", request.sub),
+                )
+                if value
+            },
             "resource": resource,
             "kind": {"group": request.kind.group, "version": request.version, "kind": request.kind.kind},
             "userInfo": {
@@ -289,8 +303,11 @@ def _denial(
     return None
 
 
-def _parameters(store: Store, binding: Object, spec: Object, namespace: str) -> list[Any]:
-    """Return the objects that a policy is asked with, one after the other: it holds if it does with each."""
+def _parameters(store: Store, binding: Object, spec: Object, namespace: str) -> list[Any] | None:
+    """Return the objects that a policy is asked with, one after the other: it holds if it does with each.
+
+    None: there are none, and the binding denies then.
+    """
     reference = binding["spec"].get("paramRef")
     if not reference or not spec.get("paramKind"):
         return [None]
@@ -298,7 +315,7 @@ def _parameters(store: Store, binding: Object, spec: Object, namespace: str) -> 
     if "selector" in reference:  # without a namespace: those of the request's
         space = reference.get("namespace", namespace)
         chosen = [one for (where, _), one in found.items() if where == space and selects(reference["selector"], one)]
-        return chosen or ([] if reference["parameterNotFoundAction"] == "Allow" else [None])
+        return chosen or ([] if reference["parameterNotFoundAction"] == "Allow" else None)
     return [found.get((reference.get("namespace", ""), reference.get("name", "")))]
 
 

@@ -95,14 +95,19 @@ class NodeApi:
         return _selects(template.spec.to_dict() if template and template.spec else {})
 
     def evict(self, pod: PodOfNode) -> bool:
-        """Request a pod's eviction; False while a disruption budget forbids it."""
+        """Request a pod's eviction; False while a disruption budget forbids it.
+
+        Admission comes before the pod is looked up, and the policy is evaluated with the namespace's pods: where the
+        last one has gone, the answer is not 404.
+        """
         body = PodEviction(metadata=ObjectMeta(name=pod.name, namespace=pod.namespace))
         try:
             self._client.create(body, pod.name, namespace=pod.namespace)
         except FAILURES as error:
-            if status_of(error) not in (404, 429):
+            if status_of(error) == 429:
+                return False
+            if status_of(error) != 404 and any(one.uid == pod.uid for one in self.pods()):
                 raise refused(f"evict pod {pod}", error) from error
-            return status_of(error) == 404
         return True
 
     def follow(self, wake: Callable[[], None], pause: Callable[[float], bool], keys: Collection[str]) -> None:
