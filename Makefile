@@ -47,11 +47,8 @@ security: ## the battery of hostile images in full: every way in all surrounding
 	@OCIGPU_SECURITY=full .venv/bin/python -m pytest tests/security tests/test_snapshot.py -n logical --rows all --timeout=1800 $(PYTEST_OPTIONS)
 	@made=$$(packaging/snapshot/build.sh "$$(packaging/find-python.sh)") && .venv/bin/python packaging/snapshot/newest.py "$$made"
 
-cluster-test: ## judge manifests, policies, roles and drivers by a real Kubernetes: name its programs (CONTRIBUTING.md)
-	@for name in KUBE_APISERVER ETCD KUBE_CONTROLLER_MANAGER; do \
-	  test -x "$$(printenv $$name)" || { echo "make cluster-test: $$name=PROGRAM is needed: CONTRIBUTING.md"; exit 2; }; done
-	@packaging/bootstrap.sh test
-	@.venv/bin/python -m pytest tests/kubernetes/test_real_cluster.py tests/kubernetes/test_node_installer.py --rows all $(PYTEST_OPTIONS)
+cluster-test: ## judge manifests, policies, roles, drivers and the chart by a real Kubernetes: name its programs (CONTRIBUTING.md)
+	@tests/grounds/cluster.sh
 
 test-grounds: ## boot Debian 13 and unstable beside this system, install the package there, try every engine (GROUND=trixie)
 	@tests/grounds/run.sh $(if $(GROUND),$(GROUND),trixie sid)
