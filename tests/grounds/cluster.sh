@@ -1,6 +1,6 @@
 #!/bin/bash
 # cluster.sh: runs the tests that judge ocigpu by a real Kubernetes; make cluster-test.  KUBE_APISERVER and
-# KUBE_CONTROLLER_MANAGER name programs, also KUBE_SCHEDULER, KUBELET, NVIDIA_DEVICE_PLUGIN and GPU_FEATURE_DISCOVERY:
+# KUBE_CONTROLLER_MANAGER name programs, also KUBE_SCHEDULER, KUBELET, K8S_DEVICE_PLUGIN and GPU_FEATURE_DISCOVERY:
 # no registry has them.  The others come from packages of Debian unstable, whose files are kept for a week in
 # ~/.cache/ocigpu-grounds and not installed; ETCD and CONTAINERD name others.  Helm is that of the virtual environment.
 set -euo pipefail
@@ -30,4 +30,5 @@ for name in KUBE_APISERVER ETCD ${KUBELET:+KUBELET CONTAINERD}; do
 done
 # shellcheck disable=SC2086 # a list of words
 exec .venv/bin/python -m pytest tests/kubernetes/test_real_cluster.py tests/kubernetes/test_node_installer.py \
+  tests/kubernetes/test_vendor_programs.py \
   --rows all ${PYTEST_OPTIONS:-}

@@ -3,6 +3,7 @@
 Tests of the double's files run here, too, where they need nothing that only a double can do.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ import test_tenancy_objects as tenancy_objects
 import yaml
 from caas_lab import Lab as CaasLab
 from caas_lab import ended, running
-from deployment_lab import CASES, DEPLOYMENT, objects
+from deployment_lab import CASES, CHART, DEPLOYMENT, RENDERER, objects
 from dra_lab import DRIVER, NODE, dra_driver
 from lease_lab import GPUS, Inline
 from plugin_lab import plugin
@@ -27,7 +28,7 @@ from support.cluster_rules import Problem
 from support.engines import start_containerd
 from support.fixtures import IMAGE
 from support.lines import Lines
-from support.process import wait_for
+from support.process import run, wait_for
 from support.product import RUNTIME, SimulatedHost, gpu_names, listed_uuids
 from support.real_cluster import KUBELET_NODE, SERVER, Etcd, RealCluster, find_programs
 from support.real_kubelet import ROOT, own_directories, read_log, start_kubelet
@@ -801,3 +802,83 @@ def test_claims_of_a_real_kubelet_are_prepared_and_given_back(
             assert kinds == ["metadata", "nvidia"]
             real_node.remove(name)
             assert not list(Path("/run/cdi").iterdir())
+
+
+# --- Helm
+
+
+def seen(cluster: RealCluster) -> set[tuple[str, str]]:
+    """Return all objects that are not of the moment, by kind and name."""
+    kinds = {*INSTALLED, "DaemonSet", "Deployment", "Service", "ConfigMap", "RuntimeClass", "NetworkPolicy"}
+    kinds |= {"Secret", "PersistentVolumeClaim", "PodDisruptionBudget", "Pod", "ControllerRevision", "ReplicaSet"}
+    found = {(kind, f"{each['metadata'].get('namespace', '')}/{each['metadata']['name']}")
+             for kind in sorted(kinds) for each in cluster.objects(kind)}  # fmt: skip
+    return {(kind, name) for kind, name in found if not name.startswith("kube-")}
+
+
+@needs_scheduler
+def test_the_chart_is_installed_upgraded_and_removed_by_helm(etcd: Etcd, tmp_path: Path) -> None:
+    """With its defaults first; the nodes that its pods are for have no kubelet."""
+    with RealCluster(tmp_path / "helm", etcd) as cluster:
+        config = cluster.write_kubeconfig(tmp_path / "kubeconfig")
+        for name, labels in (("gpus", {"nvidia.com/gpu.present": "true"}), ("none", {})):
+            cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+            cluster.patch("Node", name, {"spec": {"taints": None}})
+            amounts = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+            ready = {"type": "Ready", "status": "True", "reason": "Tests", "message": ""}
+            status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+            cluster.patch("Node", name, {"status": status}, sub="status")
+        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ocigpu"}})
+        wait_for("the account", lambda: cluster.exists("ServiceAccount", "default", "ocigpu"))
+        wait_for("the authority", lambda: cluster.exists("ConfigMap", "kube-root-ca.crt", "ocigpu"))
+        before = seen(cluster)
+
+        def helm(*words: str) -> str:
+            home = {"HOME": str(tmp_path), "KUBECONFIG": str(config), "PATH": os.environ["PATH"]}
+            return run([RENDERER.find_helm(), "--namespace", "ocigpu", *words], env=home, timeout=120).stdout
+
+        def pods() -> dict[str, str | None]:
+            """Return programs and their nodes; pods that are to end do so, as a kubelet would see to."""
+            found = {}
+            for each in cluster.objects("Pod"):
+                metadata = each["metadata"]
+                if "deletionTimestamp" in metadata:
+                    with contextlib.suppress(Problem):
+                        cluster.delete("Pod", metadata["name"], "ocigpu", gracePeriodSeconds=0)
+                else:
+                    owner = metadata["ownerReferences"][0]["name"]
+                    found[owner.removeprefix("ocigpu-")] = each["spec"].get("nodeName")
+            return found
+
+        usual = dict.fromkeys(("device-plugin", "exporter", "node-labels"), "gpus")
+        helm("install", "ocigpu", str(CHART))
+        wait_for("pods on the node with GPUs", lambda: pods() == usual, on_failure=lambda: str(pods()))
+        assert "STATUS: deployed" in helm("status", "ocigpu")
+        installed = seen(cluster)
+
+        more = tmp_path / "more.json"
+        # without nodeInstaller, whose nodes have a label that only it writes
+        values = {name: each for name, each in OF_THE_CHART.items() if name != "nodeInstaller"}
+        more.write_text(json.dumps({**values, "tenants": {"enabled": True}}))
+        helm("upgrade", "ocigpu", str(CHART), "--values", str(more))
+        assert {("DeviceClass", "/gpu.nvidia.com"), ("DaemonSet", "ocigpu/ocigpu-lease-agent")} <= seen(cluster)
+        assert not cluster.exists("DaemonSet", "ocigpu-device-plugin", "ocigpu"), "the DRA driver replaces it"
+        helm("rollback", "ocigpu", "1")
+
+        def settled(found: set[tuple[str, str]]) -> set[tuple[str, str]]:
+            """Without Helm's own notes, and what controllers make anew."""
+            passing = ("Pod", "ControllerRevision", "ReplicaSet")
+            return {(kind, name) for kind, name in found if "helm.release" not in name and kind not in passing}
+
+        wait_for("the former pods", lambda: pods() == usual, on_failure=lambda: str(pods()))
+        kept = settled(seen(cluster)) - settled(installed)
+        assert {name for _, name in kept if not name.startswith("/ocigpu-tenant-")} == {"ocigpu/ocigpu-caas"}, (
+            "tenants' requests, and what confines tenancies that may be there, stay (docs/UNINSTALLING.md)"
+        )
+        helm("uninstall", "ocigpu")
+
+        def is_gone() -> bool:
+            pods()
+            return seen(cluster) - before <= kept
+
+        wait_for("all to go", is_gone, 120, lambda: str(seen(cluster) - before))

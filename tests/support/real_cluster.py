@@ -32,6 +32,7 @@ ALL = (*SERVER, "KUBE_CONTROLLER_MANAGER", "KUBE_SCHEDULER", "KUBELET", "CONTAIN
 EVERYTHING = "tests:everything"
 """A group that may do everything: whom tests act as has no limits but policies, as in the double."""
 CONTROLLERS = (
+    *("daemonset-controller", "deployment-controller", "replicaset-controller"),
     *("namespace-controller", "serviceaccount-controller", "resourcequota-controller", "garbage-collector-controller"),
     *("root-ca-certificate-publisher-controller", "resourceclaim-controller", "device-taint-eviction-controller"),
     *("validatingadmissionpolicy-status-controller", "persistentvolume-protection-controller"),
