@@ -145,10 +145,16 @@ def test_the_role_adds_the_repository_and_installs_from_it(
     given: dict[str, Any] = {"ocigpu_nvidia_names": "ocigpu-nvidia-names"}
     play(2, "--check", **given)  # a key is fetched before it can be compared
     for changed in (1, 0):
-        play(changed, **given)
+        play(changed, **given, ocigpu_remove="false")  # as -e NAME=VALUE gives it
     assert names.is_symlink()
     for changed in (2, 0):  # the engine's configuration, and the package
-        play(changed, **given, ocigpu_remove=True, ocigpu_nvidia_toolkit="nvidia-container-toolkit")
+        play(
+            changed,
+            **given,
+            ocigpu_remove="true",
+            ocigpu_restart="false",
+            ocigpu_nvidia_toolkit="nvidia-container-toolkit",
+        )
     assert names.is_file()
     assert not names.is_symlink()
     # the test before may have published a newer one
