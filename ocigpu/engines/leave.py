@@ -4,11 +4,10 @@ import itertools
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.core.config_json import OUR_HOOK
 from ocigpu.core.errors import OcigpuError
-from ocigpu.core.record import NamedTuple
 from ocigpu.engines.files import Root
 from ocigpu.engines.places import (
     DAEMON_PATH,

@@ -4,10 +4,9 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocigpu.core.errors import OcigpuError
-from ocigpu.core.record import NamedTuple
 from ocigpu.engines.places import expand, open_below, parse_config, read_file
 from ocigpu.system.files import read_bounded
 

@@ -6,7 +6,6 @@ exporter (docs/configuration/metricslist.md of github.com/ROCm/device-metrics-ex
 uncorrectable error for unhealthy, too.
 """
 
-from ocigpu.core.record import NamedTuple
 from ocigpu.gpus.tree import read_or_skip, small_number
 
 BLOCKS = {
@@ -17,11 +16,11 @@ BLOCKS = {
 """The kernel's names of blocks, and those in metrics."""
 
 
-class RasErrors(NamedTuple):
+class RasErrors:
     """The errors of a block."""
 
-    uncorrectable: int
-    correctable: int
+    def __init__(self, uncorrectable: int, correctable: int) -> None:
+        self.uncorrectable, self.correctable = uncorrectable, correctable
 
 
 def read_errors(directory: str) -> dict[str, RasErrors]:
