@@ -69,15 +69,10 @@ def test_processes_of_nvml_are_those_of_pods(simulated_host: SimulatedHost, tmp_
     ]
     load = simulated_host.directory / "load"
     load.write_text("".join(f"process 2 {pid} 100 {pid - 91}\n" for pid in range(101, 106)))
-    sampler = Sampler(read_settings(str(simulated_host.settings)), deadline=60.0)
     try:
-        sampler.order(Orders((UTILIZATION, USED), 3600, 300, 300, processes=True))
-        while not (samples := sampler.wait(20)):
-            pass
+        gpus = sample_processes(simulated_host)
     finally:
-        sampler.close()
         load.unlink()
-    gpus: tuple[GpuSample, ...] = samples[0].gpus
     assert gpus[2].processes == tuple((pid, 100, pid - 91) for pid in range(101, 106))
     assert gpus[1].processes == ()
     owners = find_owners(containers, gpus, ["nvidia.com/"], virtual=True).gpus

@@ -525,16 +525,21 @@ test_wrong_configurations_are_refused_when_a_claim_is_made = (
 @pytest.fixture
 def node(cluster: RealCluster) -> Iterator[RealCluster]:
     """A node that pods may be bound to and that offers nothing; afterwards its pods and claims are gone."""
-    cluster.patch("Node", NODE, {"spec": {"taints": None}})
-    amounts = {"cpu": "64", "memory": "512Gi", "pods": "110"}
-    ready = {"type": "Ready", "status": "True", "reason": "Tests", "message": ""}
-    status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
-    cluster.patch("Node", NODE, {"status": status}, sub="status")
+    make_ready(cluster, NODE)
     cluster.ensure({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
     lock_account(cluster, "team")
     clear(cluster)
     yield cluster
     clear(cluster)
+
+
+def make_ready(cluster: RealCluster, name: str) -> None:
+    """Let the scheduler bind pods to a node that has no kubelet."""
+    cluster.patch("Node", name, {"spec": {"taints": None}})
+    amounts = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+    ready = {"type": "Ready", "status": "True", "reason": "Tests", "message": ""}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+    cluster.patch("Node", name, {"status": status}, sub="status")
 
 
 def clear(cluster: RealCluster) -> None:
@@ -823,11 +828,7 @@ def test_the_chart_is_installed_upgraded_and_removed_by_helm(etcd: Etcd, tmp_pat
         config = cluster.write_kubeconfig(tmp_path / "kubeconfig")
         for name, labels in (("gpus", {"nvidia.com/gpu.present": "true"}), ("none", {})):
             cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
-            cluster.patch("Node", name, {"spec": {"taints": None}})
-            amounts = {"cpu": "64", "memory": "512Gi", "pods": "110"}
-            ready = {"type": "Ready", "status": "True", "reason": "Tests", "message": ""}
-            status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
-            cluster.patch("Node", name, {"status": status}, sub="status")
+            make_ready(cluster, name)
         cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ocigpu"}})
         wait_for("the account", lambda: cluster.exists("ServiceAccount", "default", "ocigpu"))
         wait_for("the authority", lambda: cluster.exists("ConfigMap", "kube-root-ca.crt", "ocigpu"))
