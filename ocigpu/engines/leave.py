@@ -156,7 +156,7 @@ class _DockerContainer(NamedTuple):
 
 
 def _docker_containers(root: str, status: EngineStatus) -> Iterator[_DockerContainer]:
-    """Yield each of Docker's containers."""
+    """Yield the containers that Docker has made."""
     data_root = str(read_merged(root, "docker", status.target, [])[1].get("data-root") or "/var/lib/docker")
     for path in expand(root, f"{data_root}/containers/*/hostconfig.json"):
         text, about = _text(root, path), os.path.join(os.path.dirname(path), "config.v2.json")

@@ -72,7 +72,7 @@ def _sqlite(content: bytes) -> Iterator[Any]:
 def _bolt(root: str, place: str) -> Iterator[Any]:
     """Yield the configurations in bolt_state.db of containers that still exist.
 
-    Values are contiguous there, so the text is searched; pages that are free contain those of containers of before.
+    Values are contiguous there, so the text is searched; free pages contain those of former containers.
     """
     text = _content(root, f"{place}/libpod/bolt_state.db").decode("latin-1")
     left = set(_identities(root, place)) if text else set()

@@ -106,7 +106,7 @@ def _need_database(store: str) -> None:
     """Raise HostError for a URL of PostgreSQL whose library is missing."""
     if "://" in store:
         with needing("a store in PostgreSQL needs packages that are not installed", "OCIGPU-CAAS-1", "postgresql"):
-            import ocigpu.tenants.service.postgresql  # noqa: F401
+            import ocigpu.tenants.service.postgresql  # noqa: F401 - whether it can be
 
 
 @takes(connect)

@@ -63,11 +63,11 @@ class ApiKeys:
         return self._select(keys.c.id > after, limit=limit)
 
     def _select(self, *terms: sa.ColumnElement[bool], limit: int = 1) -> list[ApiKey]:
-        wanted: sa.Select[Any] = sa.select(*(keys.c[name] for name in ApiKey._fields)).where(*terms)
+        query: sa.Select[Any] = sa.select(*(keys.c[name] for name in ApiKey._fields)).where(*terms)
         return [
             ApiKey(number, tenancy, tuple(scopes.split()), label, created, expires, bool(revoked))
             for number, tenancy, scopes, label, created, expires, revoked in self._database.read(
-                wanted.order_by(keys.c.id).limit(limit)
+                query.order_by(keys.c.id).limit(limit)
             )
         ]
 

@@ -6,6 +6,7 @@ first and which is released after its commit is visible to others.  A number tak
 a higher one, which a stream has sent already.
 """
 
+import abc
 import contextlib
 import os
 import secrets
@@ -32,7 +33,7 @@ class KeepingLostError(Exception):
     """The session that held the lock is gone: another replica may be keeping containers."""
 
 
-class Database:
+class Database(abc.ABC):
     """An open database.
 
     ``place``: the file or server, for errors; ``shared``: other replicas change it, too; ``secret``: random bytes that
@@ -41,6 +42,7 @@ class Database:
 
     shared = False
     secret: bytes
+    _url: str
     _begin: Sequence[str]
 
     def __init__(self, place: str) -> None:
@@ -52,10 +54,9 @@ class Database:
             self._url, creator=self._connect, poolclass=NullPool, isolation_level="AUTOCOMMIT", hide_parameters=True
         )
 
-    _url = ""
-
+    @abc.abstractmethod
     def _connect(self) -> Any:
-        raise NotImplementedError
+        """Return a new connection of the database's driver."""
 
     def _open(self, create: bool = True) -> None:
         """Connect, and bring the tables to this version; ``create``: make them if there are none.  Raises HostError."""
@@ -128,7 +129,8 @@ class Database:
             return base.execute(statement).all()
 
     def clean(self) -> None:
-        """Remove what is left of deleted values, as far as the database can."""
+        """Remove what is left of deleted values, as far as the database can: a server does so by itself, in time."""
+        self.unclean = False
 
     def has_space(self, size: int) -> bool:  # noqa: ARG002 - of a file
         """Tell whether the disk has room for this many more bytes, as far as that can be known."""

@@ -48,9 +48,9 @@ class EventLog:
 
     def after(self, event: int, tenancy: str = "", container: str = "", limit: int = 100) -> list[StoredEvent]:
         """Return the events after one, the oldest first; of a tenancy or container, "" for all."""
-        wanted = sa.select(*(events.c[name] for name in StoredEvent._fields)).where(events.c.id > event)
+        query = sa.select(*(events.c[name] for name in StoredEvent._fields)).where(events.c.id > event)
         if tenancy:
-            wanted = wanted.where(events.c.tenancy == tenancy)
+            query = query.where(events.c.tenancy == tenancy)
         if container:
-            wanted = wanted.where(events.c.container == container)
-        return [StoredEvent(*row) for row in self._database.read(wanted.order_by(events.c.id).limit(limit))]
+            query = query.where(events.c.container == container)
+        return [StoredEvent(*row) for row in self._database.read(query.order_by(events.c.id).limit(limit))]

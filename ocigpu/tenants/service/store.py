@@ -254,8 +254,8 @@ class CaasStore:
         """Return ids alone: requests are as large as tenants like, and there are very many."""
         return [number for (number,) in self.database.read(sa.select(_of.id).where(_LIVE, *terms))]
 
-    def _containers(self, wanted: sa.Select[Any]) -> "list[StoredContainer]":
-        return [_read_row(*row) for row in self.database.read(wanted)]
+    def _containers(self, query: sa.Select[Any]) -> "list[StoredContainer]":
+        return [_read_row(*row) for row in self.database.read(query)]
 
     def waiting_gpus(self, tenancy: str) -> int:
         """Return the GPUs of containers whose pods the cluster has not seen: its quota does not count them yet."""
@@ -411,14 +411,14 @@ def open_database(place: str, serving: bool = False, create: bool = True) -> Dat
     return PostgresDatabase(place, create)
 
 
-def _listed(wanted: sa.Select[Any], tenancy: str, lifecycle: str, before: str, limit: int) -> sa.Select[Any]:
+def _listed(query: sa.Select[Any], tenancy: str, lifecycle: str, before: str, limit: int) -> sa.Select[Any]:
     terms = ((tenancy, _of.tenancy == tenancy), (lifecycle, _of.lifecycle == lifecycle), (before, _of.id < before))
     given = [term for text, term in terms if text]
-    return wanted.where(_LIVE, *given).order_by(_of.id.desc()).limit(limit)
+    return query.where(_LIVE, *given).order_by(_of.id.desc()).limit(limit)
 
 
 def _replace(base: sa.Connection, table: sa.Table, mark: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Store a row in the place of the one with this mark; nothing comes between, because changes are serialised."""
+    """Insert a row, or replace the one with this mark; changes are serialised, so no other can come between."""
     base.execute(sa.delete(table).where(*(table.c[name] == value for name, value in mark.items())))
     base.execute(sa.insert(table).values(**mark, **values))
 
