@@ -50,6 +50,13 @@ def test_the_page_of_the_rooms_has_the_floors_of_the_test() -> None:
     assert said == [set(floor) for floor in floors]
 
 
+def test_the_table_of_changes_names_tests_in_each_row() -> None:
+    table = (REPOSITORY / "docs/ARCHITECTURE.md").read_text().split("## Where a change goes")[1]
+    head, _, *rows = [re.split(r" ?\| ?", line.strip("|")) for line in table.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in head] == ["you want to", "go to", "tests"]
+    assert not [row for row in rows if len(row) != 3 or "`tests/" not in row[2]]
+
+
 def test_the_hops_are_lines_of_the_code() -> None:
     text = (REPOSITORY / "docs/ARCHITECTURE.md").read_text()
     block = text.split("```text\nocigpu/hook.py\n")[1].split("```")[0]
