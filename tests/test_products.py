@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -98,12 +99,30 @@ def test_five(none): pass
 """
 
 
+PLACE = "tests/support/products.py"
+
+
 @pytest.mark.parametrize(("which", "seen"), [("chosen", 1), ("rest", 2), ("all", 3)])
 def test_a_run_takes_the_chosen_cases_or_the_rest_or_all(pytester: pytest.Pytester, which: str, seen: int) -> None:
     three = len(choose(list(itertools.product(range(3), repeat=3))))
     passed = {"chosen": three + 4 + 3 + 3, "rest": 27 - three + 4 + 8 + 2, "all": 27 + 8 + 11 + 3}[which]
     pytester.makeconftest('pytest_plugins = ["support.products"]')
     path = pytester.makepyfile(SOURCE.replace("SEEN", str(seen)))
-    assert pytester.runpytest("-p", "no:cacheprovider", f"--rows={which}").parseoutcomes()["passed"] == passed
+    done = pytester.runpytest("-p", "no:cacheprovider", f"--rows={which}")
+    outcomes = done.parseoutcomes()
+    assert outcomes["passed"] == passed
+    said = [line for line in done.outlines if "left out" in line]
+    left = outcomes.get("deselected", 0)
+    assert said == ([f"{left} cases were left out; --rows all runs everything ({PLACE})"] if left else [])
     named = pytester.runpytest("-p", "no:cacheprovider", f"{path.name}::test_one")
     assert named.parseoutcomes()["passed"] == 27
+
+
+def test_a_file_of_which_no_case_runs_says_why(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    pytester.makeini("[pytest]\naddopts = -p support.products")
+    pytester.makepyfile("import pytest\n@pytest.mark.rest\ndef test_rest(): pass\n")
+    for options in ((), ("-n", "1")):
+        done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        assert done.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+        assert f"1 case was left out; --rows all runs everything ({PLACE})" in done.outlines

@@ -36,6 +36,8 @@ EVER_FAILED = (
 
 LEFT_OUT = pytest.StashKey[bool]()
 """Whether a case is one that a choice leaves out."""
+NUMBER = pytest.StashKey[int]()
+"""How many cases this run leaves out."""
 
 
 def pairs(row: Row) -> frozenset[Any]:
@@ -146,6 +148,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out:
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
+        config.stash[NUMBER] = len(out)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells its number to the process that prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left-out"] = session.config.stash.get(NUMBER, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Each worker collects the same tests; one that died tells nothing."""
+    number = getattr(node, "workeroutput", {}).get("left-out", 0)
+    node.config.stash[NUMBER] = max(node.config.stash.get(NUMBER, 0), number)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if number := config.stash.get(NUMBER, 0):
+        cases = f"{number} case was" if number == 1 else f"{number} cases were"
+        terminalreporter.write_line(f"{cases} left out; --rows all runs everything (tests/support/products.py)")
 
 
 def _has_shares(item: pytest.Item) -> bool:
