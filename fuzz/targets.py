@@ -134,7 +134,7 @@ def directory() -> str:
 
 def clean() -> None:
     """Remove the directory."""
-    global _directory  # noqa: PLW0603
+    global _directory  # noqa: PLW0603 - as above
     if _directory:
         shutil.rmtree(_directory, ignore_errors=True)
         _directory = ""
@@ -276,7 +276,7 @@ def fuzz_cdi_json(data: bytes) -> None:
 
 def fuzz_cdi_yaml(data: bytes) -> None:
     """A CDI specification in YAML, as the child reads it."""
-    answer = json.loads(yaml_child._dump(yaml_child._answer(yaml, data)))  # noqa: SLF001
+    answer = json.loads(yaml_child._dump(yaml_child._answer(yaml, data)))
     assert answer.keys() in ({"data"}, {"data", "more"}, {"error"})
     if "error" in answer:
         assert "\n" not in answer["error"]
@@ -480,15 +480,15 @@ def fuzz_kept(data: bytes) -> None:
     path = directory()
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        name = cached._name(SETTINGS[0])  # noqa: SLF001
+        name = cached._name(SETTINGS[0])
         cache.write_cached(fd, name, cache.seal(data))
-        prove, cached._prove = cached._prove, lambda *words: words[2]  # noqa: SLF001
+        prove, cached._prove = cached._prove, lambda *words: words[2]
         try:
-            facts = cached._load(cached._find(fd, SETTINGS[0]))  # noqa: SLF001
+            facts = cached._load(cached._find(fd, SETTINGS[0]))
         finally:
-            cached._prove = prove  # noqa: SLF001
+            cached._prove = prove
         assert facts is None or isinstance(facts.gpus, tuple)
-        answer = cached._read_answer(fd, name, "question", "stamp")  # noqa: SLF001
+        answer = cached._read_answer(fd, name, "question", "stamp")
         assert answer is None or isinstance(answer, dict)
     finally:
         os.close(fd)

@@ -21,20 +21,20 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "kubernetes")]
 
-from caas_lab import SEED, Lab, ended, running  # noqa: E402
-from plugin_lab import Kubelet  # noqa: E402
-from support.cluster import Cluster  # noqa: E402
-from support.driverless import MODULES  # noqa: E402
-from support.process import wait_for  # noqa: E402
-from tenancy_lab import install, make_controller, settle, tenancy  # noqa: E402
+from caas_lab import SEED, Lab, ended, running
+from plugin_lab import Kubelet
+from support.cluster import Cluster
+from support.driverless import MODULES
+from support.process import wait_for
+from tenancy_lab import install, make_controller, settle, tenancy
 
-from ocigpu.gpus.tree import find_roots  # noqa: E402
-from ocigpu.gpus.vfio.identity import TABLE, GpuModule, write_table  # noqa: E402
-from ocigpu.kubernetes.leases.journal import LeaseJournal  # noqa: E402
-from ocigpu.kubernetes.leases.lease import Lease  # noqa: E402
-from ocigpu.sim.create import create_host  # noqa: E402
-from ocigpu.sim.fabric import SimulatedManager  # noqa: E402
-from ocigpu.system.settings_file import read_settings  # noqa: E402
+from ocigpu.gpus.tree import find_roots
+from ocigpu.gpus.vfio.identity import TABLE, GpuModule, write_table
+from ocigpu.kubernetes.leases.journal import LeaseJournal
+from ocigpu.kubernetes.leases.lease import Lease
+from ocigpu.sim.create import create_host
+from ocigpu.sim.fabric import SimulatedManager
+from ocigpu.system.settings_file import read_settings
 
 GPU = "nvidia.com/gpu"
 MANAGER = "127.0.0.1:6666"

@@ -91,7 +91,7 @@ def change_tree(random_: random.Random, document: dict[str, Any]) -> str:
     place = random_.choice([place for place in places(document) if place])
     parent = document
     for name in place[:-1]:
-        parent = parent[name]  # type: ignore[index]
+        parent = parent[name]
     key: Any = place[-1]
     other = random_.choice(
         (

@@ -42,7 +42,7 @@ def of_tls(reason: str, verify: str = "") -> ssl.SSLError:
     error = ssl.SSLCertVerificationError() if verify else ssl.SSLError()
     error.library, error.reason = "SSL", reason
     if verify:
-        error.verify_message = verify  # type: ignore[attr-defined]
+        error.verify_message = verify
     return error
 
 

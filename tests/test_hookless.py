@@ -314,7 +314,7 @@ def test_a_start_after_one_that_was_killed_is_like_any_other(
     for number in share(range(1, 200), 3, 0):
         again = tmp_path / str(number)
         shutil.copytree(bundle, again, symlinks=True)
-        killed = killed_at(number, lambda directory=again: declare(directory, settings))  # type: ignore[misc]
+        killed = killed_at(number, lambda directory=again: declare(directory, settings))
         json.loads((again / "config.json").read_text())
         declare(again, settings)
         left = {path: entry for path, entry in look(again / "rootfs").items() if "/.ocigpu-" not in path}

@@ -11,6 +11,7 @@ from support import requirements
 from support.workers import unit_of
 
 ROOT = Path(__file__).parent.parent
+ROOMS = ("ocigpu", "bench", "fuzz", "packaging", "tests")
 COMMANDS = {
     "ruff check": ["ruff", "check", "--no-cache", "--force-exclude", "."],
     "ruff format": ["ruff", "format", "--no-cache", "--check", "--force-exclude", "."],
@@ -58,3 +59,15 @@ def test_who_needs_the_packages_is_on_one_worker() -> None:
     users = [file for file in (ROOT / "tests").rglob("test_*.py") if re.search("[(, ]packages: Path", file.read_text())]
     assert len(users) > 1
     assert len({unit_of(f"{file.relative_to(ROOT)}::test") for file in users}) == 1
+
+
+def test_what_a_linter_is_to_ignore_has_a_code_and_a_reason() -> None:
+    """Types are not checked in tests: there is nothing to ignore."""
+    code_and_reason = re.compile(r"(\[[a-z,-]+\] +# |: [A-Z]+\d+(, [A-Z]+\d+)* - )\S")
+    found = []
+    for file in (file for room in ROOMS for file in (ROOT / room).rglob("*.py")):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            mark = re.search(r"# (type: ?ignore|(?:ruff: )?noqa)(.*)", line)
+            if mark and (not code_and_reason.match(mark[2]) or (mark[1][0] == "t" and ROOT / "tests" in file.parents)):
+                found.append(f"{file.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert found == []

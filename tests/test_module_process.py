@@ -62,7 +62,7 @@ def test_half_a_line_is_waited_for_by_nobody(process: ModuleProcess) -> None:
     process.start("module_child", "half")
     assert read_lines(process, 1) == [b"whole"]
     wait_for("its half line", lambda: process.read() == ([], False) and process.unfinished == b"half")
-    process.child.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+    process.child.send_signal(signal.SIGSTOP)
     assert process.wait(0) == ([], False)
     assert process.close() == -signal.SIGKILL
 

@@ -29,7 +29,7 @@ GPU = ProcGpu("0000:01:00.0", "00000000:01:00.0", 3)
 
 
 def planned(driver: Driver, **options: object) -> dict[str, HostNode]:
-    return {node.path: node for node in plan_nodes(driver, **options)[0]}  # type: ignore[arg-type]
+    return {node.path: node for node in plan_nodes(driver, **options)[0]}
 
 
 def test_numbers_are_the_kernels_and_permissions_the_drivers() -> None:

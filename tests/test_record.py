@@ -17,7 +17,7 @@ def test_a_record_has_the_fields_and_defaults_of_its_class() -> None:
     assert Pair(1)._replace(first=2) == (2, "two")
     assert repr(Pair(1)) == "Pair(first=1, second='two')"
     with pytest.raises(TypeError, match="missing field 'first'"):
-        Pair()  # type: ignore[call-arg]
+        Pair()
 
 
 def test_fields_are_found_in_the_namespace_that_python_3_14_makes() -> None:
@@ -28,6 +28,6 @@ def test_fields_are_found_in_the_namespace_that_python_3_14_makes() -> None:
         asked.append(form)
         return {"first": int, "second": str}
 
-    make = record.NamedTupleMeta  # type: ignore[attr-defined]
+    make = record.NamedTupleMeta
     made = make("Made", (NamedTuple,), {"__annotate_func__": annotate, "second": "two"})
     assert (made._fields, made(1), asked) == (("first", "second"), (1, "two"), [1])

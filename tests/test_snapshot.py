@@ -248,8 +248,8 @@ def answers(words: list[str | Path], **options: object) -> list[tuple[int, bytes
     """Return status, output and errors of a command, with the snapshot and with the ordinary interpreter."""
     found = []
     for switch in ("", "1"):
-        environment = {**PLAIN, "OCIGPU_NO_IMAGE": switch, **options.get("env", {})}  # type: ignore[dict-item]
-        done = subprocess.run(words, capture_output=True, timeout=60, **{**options, "env": environment})  # type: ignore[call-overload]
+        environment = {**PLAIN, "OCIGPU_NO_IMAGE": switch, **options.get("env", {})}
+        done = subprocess.run(words, capture_output=True, timeout=60, **{**options, "env": environment})
         found.append((done.returncode, done.stdout, done.stderr))
     return found
 
@@ -329,7 +329,8 @@ def test_signals_are_handled_alike(product: Product, tmp_path: Path, ignored: tu
                 signal.signal(number, signal.SIG_IGN)
 
         process = subprocess.Popen(
-            [product.hook, "prestart"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=ignore,  # noqa: PLW1509
+            [product.hook, "prestart"], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=ignore,  # noqa: PLW1509 - there is one thread
             env={**PLAIN, "OCIGPU_NO_IMAGE": switch},
         )  # fmt: skip
         wait_until_it_reads(process.pid)

@@ -53,7 +53,7 @@ def parse_json(text: bytes, what: str, code: str = "OCIGPU-SPEC-2") -> "dict[str
     except ValueError as error:
         message = printable(str(error), 200)
         if line := getattr(error, "lineno", 0):  # json.JSONDecodeError, which is not imported for this
-            message = f"line {line} column {error.colno}: {error.msg}"  # type: ignore[attr-defined]
+            message = f"line {line} column {error.colno}: {error.msg}"  # type: ignore[attr-defined] # see above
         raise SpecError(code, f"{what}: {message}") from error
     if not isinstance(value, dict):
         raise SpecError(code, f"{what}: not a JSON object")

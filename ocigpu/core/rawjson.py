@@ -14,7 +14,7 @@ try:
     # imported here and not when needed: in a container's namespaces nothing can be imported
     from _json import encode_basestring_ascii, make_encoder, make_scanner
 except ImportError:  # another Python than CPython
-    make_encoder = make_scanner = None  # type: ignore[assignment,misc]
+    make_encoder = make_scanner = None  # type: ignore[assignment,misc] # a class, or none
 
 _SPACE = " \t\n\r"
 
@@ -54,7 +54,7 @@ def parse(text: str) -> "Any":
     if make_scanner is None:
         return _parse_slowly(text)
     try:
-        value, end = make_scanner(_Context)(text, len(text) - len(text.lstrip(_SPACE)))  # type: ignore[arg-type]
+        value, end = make_scanner(_Context)(text, len(text) - len(text.lstrip(_SPACE)))  # type: ignore[arg-type] # any object with these attributes
     except (StopIteration, SystemError):  # the second where the error to raise would be one of json, not loaded
         return _parse_slowly(text)
     return _parse_slowly(text) if text[end:].strip(_SPACE) else value

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["NamedTuple"]
 
 
-class _Record(tuple):  # type: ignore[type-arg]
+class _Record(tuple):  # type: ignore[type-arg] # its parameter would load typing
     __slots__ = ()
     _fields: tuple[str, ...] = ()
     _field_defaults: "dict[str, Any]" = {}
@@ -60,7 +60,7 @@ class _Record(tuple):  # type: ignore[type-arg]
 
 
 class NamedTupleMeta(type):
-    def __new__(mcs, name, bases, namespace):  # type: ignore[no-untyped-def]
+    def __new__(mcs, name, bases, namespace):  # type: ignore[no-untyped-def] # no checker follows what it makes
         if not bases:
             return super().__new__(mcs, name, bases, namespace)
         annotations = namespace.get("__annotations__")

@@ -51,7 +51,7 @@ class ModuleImage:
         except OSError:
             return None
         is_package = path.endswith("/__init__.py")
-        spec = ModuleSpec(name, self, origin=path, is_package=is_package)  # type: ignore[arg-type]
+        spec = ModuleSpec(name, self, origin=path, is_package=is_package)  # type: ignore[arg-type] # any object is a loader
         spec.has_location = True
         spec.cached = self.path  # otherwise a __pycache__ path would be computed for each module
         if is_package:

@@ -318,7 +318,7 @@ def _change_v1(cgroup: Cgroup, changes: "list[tuple[str, str]]", undo: _Undo) ->
     """Write rules into files of a v1 cgroup, pairs of (file, rule)."""
     for name, line in changes:
         _write_v1(cgroup, name, line)
-        undo.steps.append(lambda name=name, line=line: _write_v1(cgroup, _OPPOSITE[name], line))  # type: ignore[misc]
+        undo.steps.append(lambda name=name, line=line: _write_v1(cgroup, _OPPOSITE[name], line))  # type: ignore[misc] # mypy infers no lambda with defaults
 
 
 def _write_v1(cgroup: Cgroup, name: str, line: str) -> None:
@@ -376,7 +376,7 @@ def _replace_v2(cgroup: Cgroup, rules: "list[FilterRule] | None", undo: _Undo) -
             _exchange(cgroup.fd, new, old, attached.flags)
         except OSError as error:
             raise _failed("replace device program of", cgroup.path, _explained(error)) from error
-        undo.steps.append(lambda old=old, new=new: put_back(old, new))  # type: ignore[misc]
+        undo.steps.append(lambda old=old, new=new: put_back(old, new))  # type: ignore[misc] # as above
     return True
 
 

@@ -91,7 +91,7 @@ def _load(instructions: bytes, log: bytearray | None = None) -> int:
         address(log) if log is not None else 0,
         0,
         0,
-        _NAME,  # type: ignore[arg-type]
+        _NAME,  # type: ignore[arg-type] # ctypes takes bytes for an array of c_char
     )
     for _ in range(_LOAD_RETRIES):
         try:

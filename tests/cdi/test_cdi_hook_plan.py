@@ -98,7 +98,7 @@ def test_the_views_of_the_driver_are_those_of_hook_mode(name: str, variables: di
     wanted = without_reasons(filter(is_view, plan.actions))
     commands = [DisableDeviceNodeModification(simulated=facts.simulated)]
     if any(isinstance(action, Tmpfs) and action.container_path == PROFILE_DIRECTORY for action in wanted):
-        commands.append(UpdateApplicationProfile())  # type: ignore[arg-type]
+        commands.append(UpdateApplicationProfile())
     made = plan_hooks(commands, HookFacts(nodes=nodes_of(plan), driver_proc=procfs_of(facts)), SETTINGS)
     assert in_any_order(without_reasons(made.actions)) == in_any_order(wanted)
     assert made.simulated == facts.simulated
@@ -322,7 +322,7 @@ def test_settings_decide_on_compatibility_libraries_and_name_ldconfig() -> None:
 
 def test_the_specification_names_ldconfig_before_the_settings_do() -> None:
     plan = plan_hooks([UpdateLdCache(("/a",), "/spec/ldconfig")], HookFacts(), Settings(ldconfig="/own/ldconfig"))
-    assert plan.actions[-1] == plan.actions[-1]._replace(ldconfig="/spec/ldconfig")  # type: ignore[union-attr, call-arg]
+    assert plan.actions[-1] == plan.actions[-1]._replace(ldconfig="/spec/ldconfig")
 
 
 def test_nothing_asked_for_is_nothing_done() -> None:

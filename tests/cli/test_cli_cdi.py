@@ -629,7 +629,7 @@ def test_show_gives_the_edits_of_a_device_with_those_of_its_file(cdi: Run, tmp_p
     assert "node /root/dev/null" in out
     assert "hostPath /root/etc, options bind" in out
     data = json.loads(cdi("show", "vendor.com/thing=a", "--json")[1])
-    edits = {**SMALL["containerEdits"], **SMALL["devices"][0]["containerEdits"]}  # type: ignore[dict-item,index]
+    edits = {**SMALL["containerEdits"], **SMALL["devices"][0]["containerEdits"]}
     assert (data["device"], data["file"], data["containerEdits"]) == ("vendor.com/thing=a", str(path), edits)
     status, _, err = cdi("show", "vendor.com/thing=b")
     assert (status, err.split(": ")[1]) == (1, "OCIGPU-CDI-4")

@@ -471,7 +471,7 @@ def test_a_name_that_the_terminal_cannot_show_ends_no_command(
     monkeypatch.setattr(sys, "stdout", stream)
     named = facts._replace(gpus=tuple(gpu._replace(model="\u51e6\u7406") for gpu in facts.gpus))
     assert main(["list", "--facts", record(named)]) == 0
-    assert b"\\u51e6\\u7406" in stream.buffer.getvalue()  # type: ignore[attr-defined]  # a BytesIO
+    assert b"\\u51e6\\u7406" in stream.buffer.getvalue()
 
 
 def test_a_narrow_terminal_does_without_dispensable_columns_and_dims_secondary_ones(

@@ -58,10 +58,10 @@ def test_every_key_is_set_in_the_place_of_its_comment(run: Run, tmp_path: Path, 
     file.write_text(render_default())
     value = {
         "bool": "true", "list": "x", "paths": "/x", "path": "/x", "string": "x/y",
-    }[key.kind] if not key.choices else key.choices[-1]  # type: ignore[attr-defined]  # fmt: skip
-    value = "utility" if key.name == "supported-driver-capabilities" else value  # type: ignore[attr-defined]
-    value = "x.com/y" if key.name == "cdi.default-kind" else value  # type: ignore[attr-defined]
-    name = key.name  # type: ignore[attr-defined]
+    }[key.kind] if not key.choices else key.choices[-1]  # fmt: skip
+    value = "utility" if key.name == "supported-driver-capabilities" else value
+    value = "x.com/y" if key.name == "cdi.default-kind" else value
+    name = key.name
     assert run("config", "set", name, value, "--config", file)[0] == 0
     assert run("config", "get", name, "--config", file)[1] == f"{value}\n"
     assert len(file.read_text().splitlines()) == len(render_default().splitlines())

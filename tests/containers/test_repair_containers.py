@@ -387,8 +387,11 @@ def test_watch_repairs_by_itself(gpu_3: Made, simulated_host: SimulatedHost, wor
     try:
         for done in (1, 2, 3):
             # said once it was checked: a rule that goes before that is a repair that failed
-            said = lambda: output.read_text().count(REPAIRED.format(gpu_3.name)) == done  # noqa: B023, E731
-            wait_for("the rule to be back", said, on_failure=output.read_text)
+            wait_for(
+                "the rule to be back",
+                lambda done=done: output.read_text().count(REPAIRED.format(gpu_3.name)) == done,
+                on_failure=output.read_text,
+            )
             assert opens(gpu_3, simulated_host, "nvidia3") == REACHED
             if done < 3:
                 (cgroup_directory(gpu_3, "v1") / "devices.deny").write_text("c 195:3 rw")

@@ -112,7 +112,7 @@ class Terminal:
         environment = {**os.environ, "TERM": "xterm"}
         self.process = subprocess.Popen(
             command, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(child, termios.TIOCSCTTY, 0) and None,  # noqa: PLW1509
+            preexec_fn=lambda: fcntl.ioctl(child, termios.TIOCSCTTY, 0) and None,  # noqa: PLW1509 - there is one thread
         )  # fmt: skip
         self.output = b""
 

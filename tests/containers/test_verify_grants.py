@@ -40,7 +40,7 @@ def live_of(host: SimulatedHost, config: dict[str, Any], mounted: bool = True) -
         path = f"{PROC_DRIVER}/gpus/{gpu.proc_name}"
         mounts.append(made("0:9", path.removeprefix("/proc"), path))
     table = ShownMounts(tuple(mounts) if mounted else (), (made("8:1", "/", "/"),))
-    return Live(FOUND, None, config, settings, facts, ImageFacts(), Caller(), (), table)  # type: ignore[arg-type]
+    return Live(FOUND, None, config, settings, facts, ImageFacts(), Caller(), (), table)
 
 
 def with_hook(variables: dict[str, str], hooks: object = HOOK) -> dict[str, Any]:

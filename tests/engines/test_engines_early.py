@@ -184,7 +184,7 @@ def test_whoever_is_killed_during_the_work_leaves_nothing(
             os.kill(ldconfig, signal.SIGKILL)
         assert process.wait(60) != 0
         for each in (child, stub, *workers):
-            wait_for(f"process {each} to end", lambda each=each: not is_alive(each))  # type: ignore[misc]
+            wait_for(f"process {each} to end", lambda each=each: not is_alive(each))
         assert machine.tree(bundle / "rootfs") == tree
         if victim == "child":
             assert "OCIGPU-INT-2" in errors.read_text()
@@ -334,7 +334,7 @@ def test_it_holds_nothing_of_the_runtimes_and_is_small(
     process.kill()
     process.wait()
     for pid in (child, *workers):
-        wait_for("it to end with the runtime", lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+        wait_for("it to end with the runtime", lambda pid=pid: not is_alive(pid))
     assert not Path(directory).exists()
 
 

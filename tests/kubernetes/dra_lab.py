@@ -85,7 +85,7 @@ class Lab:
     def get(self, _namespace: str, name: str) -> Any:
         self.reads += 1
         found = self.claims.get(name)
-        return found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
+        return found() if isinstance(found, Callable) else found
 
     def log(self, _level: str, message: str, **_fields: Any) -> None:
         self.logged.append(message)

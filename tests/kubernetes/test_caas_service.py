@@ -121,7 +121,7 @@ def test_who_pulls_an_image_is_known_to_its_registry_alone(lab: Lab, key: str) -
     assert lab.cluster.get("Secret", name, "tenant-landon")["stringData"] == {"A": "b"}
     shown = lab.show(key, made)
     assert (shown["has_pull_credentials"], shown["secrets"]) == (True, ["A"])
-    wait_for("it to be forgotten", lambda: lab.server.store.find(made).secrets is None)  # type: ignore[union-attr]
+    wait_for("it to be forgotten", lambda: lab.server.store.find(made).secrets is None)
     kept = b"".join(one.read_bytes() for one in (lab.directory / "state").iterdir())
     told = json.dumps([answer.body, shown, *lab.lines, lab.audits()])
     for hidden in ("hidden-password", "cm9ib3Q6aGlkZGVuLXBhc3N3b3Jk"):
@@ -449,7 +449,7 @@ def test_the_openapi_document_is_what_is_served(lab: Lab, key: str) -> None:
 
 
 def lab_routes(lab: Lab) -> Any:
-    app = lab.server.uvicorn_server.config.loaded_app  # type: ignore[union-attr]
+    app = lab.server.uvicorn_server.config.loaded_app
     while not hasattr(app, "routes"):
         app = app.app
     return [route for route in app.routes if route.path.startswith(("/v1", "/healthz", "/readyz"))]
@@ -517,7 +517,7 @@ class Provider:
         keys = []
         for name, (secret, algorithm) in self.keys.items():
             maker = jwt.algorithms.get_default_algorithms()[algorithm]
-            public: Any = maker.to_jwk(secret.public_key(), as_dict=True)  # type: ignore[call-arg]
+            public: Any = maker.to_jwk(secret.public_key(), as_dict=True)
             keys.append({**public, "kid": name, "alg": algorithm, "use": "sig"})
         return {"keys": [*keys, {"kty": "future", "kid": "x"}]}
 

@@ -490,12 +490,12 @@ def test_a_container_that_was_stored_and_not_made_is_made_after_the_crash(
         patched.undo()
         assert set(made) == {*["Secret", "Pod"][:limit]}
         lab.start()
-        wait_for("the pod", lambda: lab.server.store.find(container).made)  # type: ignore[union-attr]
+        wait_for("the pod", lambda: lab.server.store.find(container).made)
         pods = [one["metadata"]["name"] for one in lab.cluster.objects("Pod")]
         assert pods == [container.replace("_", "-")]
         (secret,) = (one for one in lab.cluster.objects("Secret") if one["metadata"]["name"] == pods[0])
         assert secret["stringData"] == {"TOKEN": "hidden-value"}
-        assert lab.server.store.find(container).secrets is None  # type: ignore[union-attr]
+        assert lab.server.store.find(container).secrets is None
 
 
 def test_the_cluster_may_be_away_when_a_pod_is_to_be_made(lab: Lab, key: str) -> None:

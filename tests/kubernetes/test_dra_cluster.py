@@ -237,7 +237,7 @@ def test_a_version_that_another_thread_has_asked_again_is_not_lost(cluster: Gate
     """It is forgotten with a 404 for a claim, while slices are written."""
 
     class Forgetful(ApiCluster):
-        _version = property(lambda _: next(known), lambda *_: None)  # type: ignore[assignment]
+        _version = property(lambda _: next(known), lambda *_: None)
 
     known = iter(["v1", ""])
     assert Forgetful(cluster.client()).version == "v1"

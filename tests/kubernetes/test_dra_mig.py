@@ -154,7 +154,9 @@ class MigHost(Lab):
     def _count(self, monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
         real = getattr(__import__(module, fromlist=[name]), name)
         if name == "write_claim_spec":  # what is in it is looked at with the whole driver
-            real = lambda path, *_: Path(path).write_text('{"devices": [1]}')  # noqa: E731
+
+            def real(path: Any, *_: Any) -> None:
+                Path(path).write_text('{"devices": [1]}')
 
         def counted(*arguments: Any, **more: Any) -> Any:
             if name == "carry_out" and not arguments[1]:

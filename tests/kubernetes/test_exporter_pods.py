@@ -115,7 +115,7 @@ def test_pods_are_read_one_by_one_and_only_their_metadata(server: FakeApiServer,
         seen.append({"method": method, "target": target, **headers})
         return serve(method, target, headers, body)
 
-    server.serve = watch  # type: ignore[method-assign]
+    server.serve = watch
     pods = PodLookup(compile_allowlist(()), (), str(account))
     pods.follow([("team", "training"), ("team", "../../secrets"), ("te/am", "x")])
     pods.look()

@@ -33,7 +33,7 @@ SIZE = MigSize(9856, 16, 1, 1, 1, 1, 0, 1, 0)
 def labels(
     facts: HostFacts,
     file: dict[str, Any] | None = None,
-    hardware: Hardware = Hardware(),  # noqa: B008
+    hardware: Hardware = Hardware(),  # noqa: B008 - immutable
     around: Surroundings = AROUND,
     **flags: str,
 ) -> dict[str, str]:

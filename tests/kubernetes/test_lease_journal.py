@@ -53,7 +53,7 @@ def test_everything_is_kept(tmp_path: Path) -> None:
 
 def test_maintenance_that_was_written_before_it_had_a_reason(tmp_path: Path) -> None:
     journal = LeaseJournal(str(tmp_path))
-    put(journal, replace(Lease(GPUS[0], Phase.LEASED), maintenance=True))  # type: ignore[arg-type]
+    put(journal, replace(Lease(GPUS[0], Phase.LEASED), maintenance=True))
     assert read(tmp_path)[GPUS[0]].maintenance == "OperatorRequest"
 
 

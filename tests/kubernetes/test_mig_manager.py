@@ -53,7 +53,7 @@ class Gpus:
         self.active = {"nvsm.service", "sshd.service"}
         self.start_fails = 0
 
-    def mig(self, verb: str, *words: str, layouts: str = "") -> MigAnswer:  # noqa: ARG002
+    def mig(self, verb: str, *words: str, layouts: str = "") -> MigAnswer:  # noqa: ARG002 - as the real one
         name = words[words.index("-c") + 1]
         self.done.append(" ".join([verb, *(word for word in words if word.startswith("--"))]))
         if verb == "assert":
@@ -239,7 +239,7 @@ def test_clients_of_a_former_revision_are_waited_for(lab: Lab) -> None:
             lab.gpus.held = ""
         return turns(seconds)
 
-    lab.wait = wait  # type: ignore[method-assign]
+    lab.wait = wait
     assert lab.manager().reconcile()
     assert set(lab.states) == {"pending"}
     assert (lab.is_settled(), lab.pods()) == (True, [])
@@ -267,7 +267,7 @@ def test_a_client_that_was_on_no_node_when_it_was_paused_is_waited_for(lab: Lab)
         lab.gpus.held = ""
         return turns(seconds)
 
-    lab.gpus.mig, lab.wait = mig, wait  # type: ignore[method-assign]
+    lab.gpus.mig, lab.wait = mig, wait
     assert lab.manager().reconcile()
     assert (lab.states, lab.is_settled()) == (["pending"], True)
 
@@ -310,7 +310,7 @@ def test_pods_are_evicted_where_the_policy_says_so(lab: Lab) -> None:
             lab.gpus.held = ""
         return turns(seconds)
 
-    lab.wait = wait  # type: ignore[method-assign]
+    lab.wait = wait
     lab.cluster.fail(2, 429, "POST", "/eviction$")
     assert lab.manager(pods="drain").reconcile()
     assert set(lab.states) == {"draining"}
@@ -348,7 +348,7 @@ def test_pods_whose_claims_have_what_would_go_are_named(lab: Lab, kind: str) -> 
             lab.gpus.held = ""
         return turns(seconds)
 
-    lab.wait = wait  # type: ignore[method-assign]
+    lab.wait = wait
     assert lab.manager(pods="drain").reconcile()
     assert lab.pods() == ["half", "idle"]
     assert lab.is_settled()
@@ -470,11 +470,11 @@ def test_an_api_server_that_is_away_is_asked_again(lab: Lab) -> None:
                 lab.cluster.fail(1, 503, "PATCH")
             real(*arguments)
 
-        manager.node.patch = patch  # type: ignore[method-assign]
+        manager.node.patch = patch
         try:
             assert manager.reconcile()
         except HostError as error:
-            assert error.code == "OCIGPU-KUBE-5"  # noqa: PT017
+            assert error.code == "OCIGPU-KUBE-5"  # noqa: PT017 - not every call that fails is one of it
             assert manager.reconcile()
         assert lab.is_settled(**OPERATOR)
 

@@ -249,7 +249,7 @@ def test_what_is_no_size(text: str) -> None:
 
 
 def test_a_daemon_is_tried_ever_more_rarely() -> None:
-    keeper = MpsKeeper(None, 0.0)  # type: ignore[arg-type]
+    keeper = MpsKeeper(None, 0.0)
     delays = []
     for _ in range(8):
         keeper.failed(100.0)

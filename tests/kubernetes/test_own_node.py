@@ -108,7 +108,7 @@ def ask(cluster: Cluster, account: str, on: str | None, method: str, path: str, 
     words = "&".join(f"{name}={value}" for name, value in query.items())
     headers = {"Authorization": f"Bearer {token}", "Content-Type": content}
     request = cluster.route(method, f"{path}?{words}", headers, json.dumps(body).encode())
-    cluster.serve(request)  # type: ignore[arg-type]
+    cluster.serve(request)
 
 
 TAINT = {"spec": {"taints": [{"key": "evil", "effect": "NoExecute"}]}, "metadata": {"labels": {"c": "d"}}}

@@ -457,7 +457,7 @@ class Call:
 def test_two_plugins_of_one_resource_take_it_from_each_other_ever_more_rarely(tmp_path: Path) -> None:
     said: list[str] = []
     log = ServiceLog(False)
-    log.once = lambda _topic, _level, text, **_: said.append(text)  # type: ignore[method-assign]
+    log.once = lambda _topic, _level, text, **_: said.append(text)
     answered = threading.Event()
     kubelet = grpc.server(ThreadPoolExecutor(1))
     kubelet.add_generic_rpc_handlers((serve(REGISTRATION, {"Register": lambda _request, _context: pb.Empty()}),))

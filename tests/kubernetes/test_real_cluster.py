@@ -114,7 +114,7 @@ def cluster(etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
     with RealCluster(tmp_path_factory.mktemp("cluster") / "registry", etcd) as made:
         made.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}})
         made.apply(yaml.safe_load(FEATURES))
-        install(made)  # type: ignore[arg-type]
+        install(made)
         for each in objects(OF_THE_CHART):
             if each["kind"] in INSTALLED:
                 made.apply(each)
@@ -262,7 +262,7 @@ def test_finalizers_of_others_are_refused_on_every_kind(cluster: RealCluster) ->
         with pytest.raises(Problem, match="finalizers would keep"):
             cluster.update({**found, "metadata": {**found["metadata"], "finalizers": ["a.b/c"]}}, user=SERVICE)
         cluster.delete(kind, "held", "tenant-landon")
-        wait_for("its end", lambda kind=kind: not cluster.exists(kind, "held", "tenant-landon"))  # type: ignore[misc]
+        wait_for("its end", lambda kind=kind: not cluster.exists(kind, "held", "tenant-landon"))
 
 
 def test_only_the_scheduler_binds_pods_of_tenancies(cluster: RealCluster) -> None:
@@ -292,7 +292,7 @@ def test_a_tenancy_is_made_used_and_deleted(
     """By the command, and by a controller that has the rights of its role."""
     monkeypatch.setenv("KUBECONFIG", str(cluster.write_kubeconfig(tmp_path / "config")))
     assert main(["tenancy", "create", "seed", "--gpus", "4", "--internet"]) == 0
-    controller = make_controller(cluster, denied=("203.0.113.0/24",))  # type: ignore[arg-type]
+    controller = make_controller(cluster, denied=("203.0.113.0/24",))
     pass_until(controller, "the tenancy", lambda: phase(cluster, "seed") == "Ready")
     found = cluster.get("Tenancy", "seed")
     planned = plan_objects(found, TenancyOptions(denied=("203.0.113.0/24",)))
@@ -365,10 +365,10 @@ def test_the_controller_leads_watches_and_lets_others_lead(
 def test_a_container_becomes_a_pod_and_goes(cluster: RealCluster, tmp_path: Path) -> None:
     account = "system:serviceaccount:gpu:ocigpu-caas"
     cluster.wait_for_right(account, "create", "", "pods", "tenant-caas")
-    lab = CaasLab(cluster, tmp_path, user=account)  # type: ignore[arg-type]
+    lab = CaasLab(cluster, tmp_path, user=account)
     lab.start()
     try:
-        controller = make_controller(cluster)  # type: ignore[arg-type]
+        controller = make_controller(cluster)
         cluster.create(tenancy("caas"))
         pass_until(controller, "the tenancy", lambda: phase(cluster, "caas") == "Ready")
         key = lab.key("caas")

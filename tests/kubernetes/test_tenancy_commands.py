@@ -39,7 +39,7 @@ def test_a_tenancy_is_made_seen_suspended_and_deleted(cluster: Cluster, capsys: 
     shown = run("show", "landon")
     assert "NetworkIsolated" in shown
     assert "Observed" in shown
-    assert run_json("show", "landon")["spec"]["internet"] is True  # type: ignore[index]
+    assert run_json("show", "landon")["spec"]["internet"] is True
     assert cluster.get("Tenancy", "landon")["spec"]["registries"] == ["nvcr.io/nvidia"]
     run("suspend", "landon")
     settle(controller)

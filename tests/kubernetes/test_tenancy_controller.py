@@ -455,7 +455,7 @@ def test_a_new_tenancy_waits_for_no_other(cluster: Cluster, monkeypatch: pytest.
             cluster.create(open_policy(name))
             cluster.patch("Tenancy", name, {"spec": {"internet": True}})
         for name in names:
-            wait_for(name, lambda name=name: status(cluster, name)["phase"] == "Provisioning")  # type: ignore[misc]
+            wait_for(name, lambda name=name: status(cluster, name)["phase"] == "Provisioning")
         cluster.requests.clear()
         cluster.create(tenancy("new"))
         wait_until_ready(cluster, "new")
@@ -534,7 +534,7 @@ def test_of_two_that_try_at_once_one_leads(cluster: Cluster, replicas: tuple[Clo
             barrier.wait()
             return found
 
-        leader.documents.get = get_and_wait  # type: ignore[method-assign]
+        leader.documents.get = get_and_wait
 
     def attempt(leader: Leader) -> None:
         try:

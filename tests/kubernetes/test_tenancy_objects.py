@@ -137,7 +137,7 @@ def test_pods_reach_their_namespace_and_dns_and_the_internet_only_when_asked_for
     assert [address for address in never if reaches(wide, address) or reaches(shut, address)] == []
     for block in [each for rule in wide["spec"]["egress"] for each in rule.get("toCIDRSet", [])]:
         for each in block["except"]:
-            assert ipaddress.ip_network(each).subnet_of(ipaddress.ip_network(block["cidr"]))  # type: ignore[arg-type]
+            assert ipaddress.ip_network(each).subnet_of(ipaddress.ip_network(block["cidr"]))
     if cilium:
         own = {"matchLabels": {"k8s:io.kubernetes.pod.namespace": "tenant-landon"}}
         assert shut["spec"]["ingress"] == [{"fromEndpoints": [own]}]
@@ -415,7 +415,7 @@ def test_what_is_no_change_of_a_service_or_claim_is_nobodys_business(cluster: Cl
         labelled = {**made, "metadata": {**made["metadata"], "labels": {"a": "b"}}}
         assert cluster.update(labelled, user=SERVICE)["metadata"]["labels"] == {"a": "b"}
         cluster.delete(*where)
-        wait_for("its end", lambda where=where: not cluster.exists(*where))  # type: ignore[misc]
+        wait_for("its end", lambda where=where: not cluster.exists(*where))
 
 
 LEADING_OUT = [

@@ -212,7 +212,7 @@ def fail_at(number: int, how: str) -> Callable[[], None]:
             os.kill(os.getppid() if how == "kill parent" else os.getpid(), signal.SIGKILL)
 
     def prepare() -> None:
-        journal.Journal.record = record  # type: ignore[method-assign]
+        journal.Journal.record = record
 
     return prepare
 
@@ -228,7 +228,7 @@ def count_entries(counter: Path) -> Callable[[], None]:
         os.close(fd)
 
     def prepare() -> None:
-        journal.Journal.record = record  # type: ignore[method-assign]
+        journal.Journal.record = record
 
     return prepare
 

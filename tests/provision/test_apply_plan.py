@@ -347,10 +347,10 @@ def test_an_interrupted_parent_leaves_nothing(host: Path, rootfs: Path) -> None:
         read = worker.Worker.read_report
 
         def interrupted(*_: Any) -> Any:
-            worker.Worker.read_report = read  # type: ignore[method-assign]
+            worker.Worker.read_report = read
             raise KeyboardInterrupt
 
-        worker.Worker.read_report = interrupted  # type: ignore[method-assign]
+        worker.Worker.read_report = interrupted
 
     with Lab(rootfs) as lab:
         mounts = lab.mounts()

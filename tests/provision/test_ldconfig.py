@@ -138,7 +138,8 @@ def test_a_script_in_the_place_of_ldconfig_is_passed_over(tmp_path, monkeypatch)
 
 def elf(*headers):
     table = b"".join(struct.pack("<I", kind).ljust(56, b"\0") for kind in headers)
-    return b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q", 64) + bytes(14) + struct.pack("<HH", 56, len(headers)) + bytes(6) + table  # fmt: skip  # noqa: E501
+    sizes = struct.pack("<HH", 56, len(headers))
+    return b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q", 64) + bytes(14) + sizes + bytes(6) + table
 
 
 REFUSED = [

@@ -38,7 +38,7 @@ def test_there_is_room_for_every_file_whatever_the_size_of_a_page(action: Tmpfs,
 def test_this_kernel_has_room_and_takes_only_what_is_used(kernel: object, rootfs: Path) -> None:
     action = PROC._replace(container_path="/etc/many", files=tuple((f"f{n}", 0o444, "x" * n) for n in range(200)))
     with Lab(rootfs) as lab:
-        assert lab.provision(Plan((action,)), kernel) == ([], "", "")  # type: ignore[arg-type]
+        assert lab.provision(Plan((action,)), kernel) == ([], "", "")
 
         def used() -> int:
             found = os.statvfs("/etc/many")

@@ -44,7 +44,7 @@ ATTACKS: dict[str, Attack] = {}
 
 def attack(name: str, number: int, build: Build, *ways: str, **more: object) -> None:
     assert name not in ATTACKS
-    ATTACKS[name] = Attack(number, build, ways or GIVERS, **more)  # type: ignore[arg-type]
+    ATTACKS[name] = Attack(number, build, ways or GIVERS, **more)
 
 
 def place_link(path: str, target: Callable[[Marker], str]) -> Build:
@@ -219,7 +219,7 @@ for form, target in {
 
 
 def without_dev(config: dict[str, object]) -> None:
-    config["mounts"] = [mount for mount in config["mounts"] if not mount["destination"].startswith("/dev")]  # type: ignore
+    config["mounts"] = [mount for mount in config["mounts"] if not mount["destination"].startswith("/dev")]
 
 
 def nodes_are_links(rootfs: Path, marker: Marker) -> None:

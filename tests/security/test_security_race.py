@@ -221,7 +221,7 @@ def be_stepped(made: Neighbour) -> None:
     for name in OS_CALLS:
         setattr(os, name, made.step(getattr(os, name)))
     machine = libc.MACHINES.index(os.uname().machine)
-    setattr(libc, "call", made.step(libc.call, [libc.NUMBERS[name][machine] for name in LIBC_CALLS]))  # noqa: B010
+    setattr(libc, "call", made.step(libc.call, [libc.NUMBERS[name][machine] for name in LIBC_CALLS]))  # noqa: B010 - a name like those above
 
 
 def exchange_before_each_call(

@@ -295,7 +295,7 @@ def test_an_ordinary_user_can_have_every_fault_of_the_driver(session_directory: 
 
 def refused(directory: Path | str, **more: object) -> OcigpuError:
     with pytest.raises(OcigpuError) as caught:
-        create_host(str(directory), 1, **more)  # type: ignore[arg-type]
+        create_host(str(directory), 1, **more)
     assert caught.value.code == "OCIGPU-SIM-1"
     return caught.value
 

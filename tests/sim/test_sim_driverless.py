@@ -63,5 +63,5 @@ def test_the_marker_says_what_the_driver_would(tmp_path: Path) -> None:
 )
 def test_what_such_a_host_cannot_have_is_refused(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(OcigpuError, match=message):
-        create_host(str(tmp_path / "host"), **arguments)  # type: ignore[arg-type]
+        create_host(str(tmp_path / "host"), **arguments)
     assert list(tmp_path.iterdir()) == []

@@ -237,7 +237,7 @@ def test_a_terminals_interrupt_comes_once(tmp_path: Path) -> None:
 def _until(stream: "object", word: bytes) -> bytes:
     text = b""
     while word not in text:
-        text += os.read(stream.fileno(), 1024)  # type: ignore[attr-defined]  # of IO[str] or None
+        text += os.read(stream.fileno(), 1024)
     return text
 
 

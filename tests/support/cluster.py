@@ -506,7 +506,7 @@ class Cluster:
             raise Problem(410, "Expired", "The provided continue parameter is too old")
         if limit and len(found) > int(start) + limit:
             metadata["continue"] = f"{int(start) + limit}@{self._version}"
-            metadata["remainingItemCount"] = len(found) - int(start) - limit  # type: ignore[assignment]
+            metadata["remainingItemCount"] = len(found) - int(start) - limit
         items = [self._shown(request, one) for one in found[int(start) :][: limit or None]]
         if not request.kind.custom:
             items = [{key: value for key, value in one.items() if key not in ("apiVersion", "kind")} for one in items]

@@ -21,7 +21,7 @@ Object = dict[str, Any]
 Store = Mapping[str, Mapping[tuple[str, str], Object]]
 
 
-class Problem(Exception):  # noqa: N818
+class Problem(Exception):  # noqa: N818 - an answer, no defect
     """An answer that is a Status of failure."""
 
     def __init__(self, code: int, reason: str, message: str, kind: Any = None, name: str = "") -> None:

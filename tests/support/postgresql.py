@@ -60,7 +60,7 @@ class Postgres:
         with (self.directory / "log").open("ab") as log:
             self.child = subprocess.Popen(
                 [f"{self._programs}/postgres", "-D", str(self.directory / "data"), *words],
-                stdout=log, stderr=log, preexec_fn=_end_with_parent, **self._as,  # noqa: PLW1509
+                stdout=log, stderr=log, preexec_fn=_end_with_parent, **self._as,  # noqa: PLW1509 - it only calls prctl(2)
             )  # fmt: skip
         wait_for("PostgreSQL", self._answers, on_failure=(self.directory / "log").read_text)
 
@@ -82,7 +82,7 @@ class Postgres:
     def do(self, text: str, name: str = "postgres") -> list[Any]:
         """Execute a statement; returns its rows."""
         with psycopg.connect(self.url(name), autocommit=True) as base:
-            done = base.execute(text)  # type: ignore[call-overload]
+            done = base.execute(text)
             return done.fetchall() if done.description else []
 
     def make_database(self) -> str:

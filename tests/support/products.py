@@ -189,7 +189,7 @@ def is_named(config: pytest.Config) -> bool:
 
 def parameters(item: pytest.Item) -> Row:
     """Return the names of a case's parameters, one for each ``parametrize``."""
-    return tuple(item.callspec._idlist)  # type: ignore[attr-defined]
+    return tuple(item.callspec._idlist)
 
 
 def values(item: pytest.Item) -> Row:

@@ -65,7 +65,7 @@ def _describe(function: Callable[..., Any], parameters: list[Parameter]) -> Call
         for parameter in parameters
     ]
     # typer reads both.
-    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined] # a function takes any attribute
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return command
 

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 class _CommandParser(Parser):
     """The parser of one command: it also notes how many words followed the command, which ``list`` must know."""
 
-    def parse_known_args(  # type: ignore[override]
+    def parse_known_args(  # type: ignore[override] # argparse's has overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         options, unknown = super().parse_known_args(args, namespace)

@@ -238,8 +238,8 @@ class Registration:
         )
         self._asked = kubelet
         self._channel = open_channel(self._kubelet)
-        register = method(self._channel, REGISTRATION, "Register").future  # type: ignore[attr-defined]
-        self._call = register(request, timeout=REGISTER)
+        register: Any = method(self._channel, REGISTRATION, "Register")
+        self._call = register.future(request, timeout=REGISTER)
         self._call.add_done_callback(lambda _call: self._wake())
 
     def _finish(self, now: float) -> None:

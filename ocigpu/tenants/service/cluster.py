@@ -137,7 +137,7 @@ class ClusterClient:
         self, kind: str, namespace: str = "", fields: Mapping[str, str] | None = None, ours: bool = False
     ) -> tuple[list[Mapping[str, Any]], str]:
         """Return the objects of a kind and the version at which they were so.  ``namespace``: "" for all."""
-        found: Any = self._client.list(  # type: ignore[call-overload]
+        found: Any = self._client.list(  # type: ignore[call-overload] # of a class that is chosen at run time
             KINDS[kind], **scope_of(kind, namespace), labels={MANAGED_LABEL: MANAGER} if ours else None, fields=fields
         )
         try:
@@ -150,7 +150,7 @@ class ClusterClient:
         self, kind: str, version: str, ours: bool = False, fields: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
         """Yield (type, object) of each change after a version, until the connection ends."""
-        stream: Any = self._client.watch(  # type: ignore[call-overload]
+        stream: Any = self._client.watch(  # type: ignore[call-overload] # as above
             KINDS[kind], **scope_of(kind), labels={MANAGED_LABEL: MANAGER} if ours else None,
             server_timeout=WATCH_SECONDS, resource_version=version, fields=fields,
         )  # fmt: skip

@@ -293,7 +293,7 @@ class KeyRequest(_Model):
     """An API key to make."""
 
     tenancy: Annotated[StrictStr, Field(pattern=TENANCY)] | None = Field(None, description="none: an admin key")
-    scopes: list[Literal[tuple(SCOPES)]] = Field(list(TENANT_SCOPES), min_length=1)  # type: ignore[valid-type]
+    scopes: list[Literal[tuple(SCOPES)]] = Field(list(TENANT_SCOPES), min_length=1)  # type: ignore[valid-type] # values of a table
     expires_seconds: Annotated[StrictInt, Field(ge=60, le=10 * 366 * 86400)] | None = None
     label: Annotated[Text, Field(max_length=200)] = ""
 

@@ -125,7 +125,7 @@ class HttpProtocol(H11Protocol):
         """Whether a client with a credential is being answered."""
         return self.cycle is not None and not self.cycle.response_complete and KNOWN in self.cycle.scope
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn declares it
         """Begin, see uvicorn."""
         super().connection_made(transport)
         self._watch = self.loop.call_later(REQUEST_SECONDS, self._close_if_stalled)
