@@ -1,5 +1,6 @@
 """What the programs of a cluster's nodes know of a vendor's GPUs: the device plugin, labels, daemons of MPS."""
 
+from collections.abc import Iterable
 from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator
@@ -26,7 +27,7 @@ class MigSize(NamedTuple):
 
 
 class GpuDetails(NamedTuple):
-    """One GPU: ``clique`` is "<cluster uuid>.<clique id>" or "".
+    """One GPU: ``clique`` is "<cluster uuid>.<clique id>" or ""; ``fabric_problem``: why it is not known, or "".
 
     ``links``: NVLinks to other GPUs by their bus ids; ``switch_links``: those to NVSwitches.  ``migs``: by UUID.
     ``persistent``: persistence mode is on, None for unknown.
@@ -40,6 +41,7 @@ class GpuDetails(NamedTuple):
     links: "dict[str, int]" = {}
     migs: "dict[str, MigSize]" = {}
     persistent: bool | None = None
+    fabric_problem: Text = ""
 
 
 class Hardware(NamedTuple):
@@ -48,6 +50,17 @@ class Hardware(NamedTuple):
     gpus: "dict[str, GpuDetails]" = {}
     levels: "dict[tuple[str, str], int]" = {}
     problem: str = ""
+
+
+def common_clique(gpus: Iterable[GpuDetails]) -> tuple[str, str]:
+    """Return the clique that all GPUs of a node are in, "" for none, and why it is unknown, "" when it is known."""
+    found = list(gpus)
+    if problem := next((gpu.fabric_problem for gpu in found if gpu.fabric_problem), ""):
+        return "", problem
+    cliques = sorted({gpu.clique for gpu in found})
+    if len(cliques) > 1:
+        return "", f"NVLink fabric: the GPUs are in different cliques: {', '.join(each or 'none' for each in cliques)}"
+    return (cliques[0] if cliques else ""), ""
 
 
 class NodeGpus(NamedTuple):

@@ -64,6 +64,7 @@ def create_host(
     ldcache: bool = True,
     few: bool = False,
     faults: Sequence[str] = (),
+    clique: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> str:
     """Make a simulated host in ``directory`` and return the path of its settings file, DIRECTORY/config.toml.
@@ -76,7 +77,7 @@ def create_host(
     ``dri``, ``sockets``, ``compat32`` and ``ldcache`` leave out the parts they name.  ``few``: only what programs of
     this machine load, NVML, CUDA and nvidia-smi, without any of these and without nodes; of another vendor only its
     programs and their files.  ``faults``: names of ocigpu.sim.faults; with any, also "none", the host has a system
-    around the driver.  ``progress`` is called with one short line per step.
+    around the driver.  ``clique``: as of ocigpu.sim.models.find_clique.  ``progress`` is called with a line per step.
 
     Everything is made beside the directory and renamed into place, so a failure leaves nothing behind. The directory
     must not exist or be empty. Raises OcigpuError (OCIGPU-SIM-1); needs a C compiler or the
@@ -103,7 +104,7 @@ def create_host(
         raise sim_error(
             f"model {chosen.key}: a Jetson is simulated as it is: no faults, no other GPUs, not without driver"
         )
-    machines = make_gpus(chosen, gpus or (1 if chosen.alone else 8), mig)
+    machines = make_gpus(chosen, gpus or (1 if chosen.alone else 8), mig, clique)
     if driver or iommufd:
         _check_without_driver(driver, machines, few or bool(others or faults or driver_version))
         version = ""

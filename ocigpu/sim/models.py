@@ -1,6 +1,7 @@
 """The GPU models a simulated host can have, and the MIG layouts they can be cut into."""
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,7 +130,10 @@ class MigInstance:
 
 @dataclass(frozen=True)
 class SimGpu:
-    """One simulated GPU; ``minor`` equals ``index``, ``bus_id`` is "0000:01:00.0", "" if it is not on PCI."""
+    """One simulated GPU; ``minor`` equals ``index``, ``bus_id`` is "0000:01:00.0", "" if it is not on PCI.
+
+    ``clique``: "<cluster uuid>.<clique id>" of its multi-node NVLink, "" for none.
+    """
 
     index: int
     model: Model
@@ -137,6 +141,7 @@ class SimGpu:
     bus_id: str
     mig_enabled: bool = False
     mig_devices: tuple[MigInstance, ...] = ()
+    clique: str = ""
 
 
 def _read_model(key: str, table: dict[str, Any], slices: dict[str, list[list[Any]]]) -> Model:
@@ -183,17 +188,19 @@ def sim_uuid(prefix: str, *parts: object) -> str:
     return f"{prefix}-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 
 
-def make_gpus(model: Model, count: int, mig: Sequence[str] = ()) -> tuple[SimGpu, ...]:
+def make_gpus(model: Model, count: int, mig: Sequence[str] = (), clique: str = "") -> tuple[SimGpu, ...]:
     """Return ``count`` GPUs of one model, cut as the MIG layouts say.
 
     A layout is "INDEX:PROFILE,PROFILE..." or "all:...", e.g. "0:1g.10gb,3g.40gb"; without profiles ("0:") the GPU is
-    in MIG mode and has no MIG devices. Raises OcigpuError for a count or layout that cannot be.
+    in MIG mode and has no MIG devices.  ``clique``: as of :func:`find_clique`.  Raises OcigpuError for a count, layout
+    or clique that cannot be.
     """
     if not 1 <= count <= MAX_GPUS:
         raise sim_error(f"{count} GPUs: a simulated host has 1 to {MAX_GPUS}")
     if model.alone and count > 1:
         raise sim_error(f"{count} GPUs: a host of this model has one, {model.name}", "--gpus 1")
     layouts = parse_mig_layouts(mig, model, count)
+    clique = find_clique(model, clique)
     return tuple(
         SimGpu(
             index,
@@ -202,9 +209,26 @@ def make_gpus(model: Model, count: int, mig: Sequence[str] = ()) -> tuple[SimGpu
             _bus_id(model, index),
             index in layouts,
             _place(model, index, layouts.get(index, ())),
+            clique,
         )
         for index in range(count)
     )
+
+
+def find_clique(model: Model, text: str) -> str:
+    """Return "<cluster uuid>.<clique id>" for "", "CLIQUE" or "CLUSTER.CLIQUE"; hosts of a model share a cluster.
+
+    "" is clique 1 of a model whose hosts have multi-node NVLink, and none of others.  Raises OcigpuError.
+    """
+    if not model.cluster:
+        if text:
+            fitting = ", ".join(key for key, one in MODELS.items() if one.cluster)
+            raise sim_error(f"clique {quoted(text)}: a {model.name} has no multi-node NVLink", f"models: {fitting}")
+        return ""
+    found = re.fullmatch(r"(?:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.)?([0-9]{1,9})", text or "1")
+    if not found:
+        raise sim_error(f"clique {quoted(text)}: not a number, or the cluster's UUID, a dot and a number")
+    return f"{found[1] or sim_uuid('', model.key)[1:]}.{int(found[2])}"
 
 
 def _bus_id(model: Model, index: int) -> str:

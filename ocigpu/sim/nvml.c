@@ -55,6 +55,7 @@ static struct handle devices[SIM_MOST_GPUS];
 static struct handle instances[SIM_MOST_GPUS][SIM_GIS][1 + SIM_CIS]; /* first the GPU instance; mig NULL: none */
 static int references;
 static int lost[SIM_MOST_GPUS], mig_pending[SIM_MOST_GPUS], mig_busy[SIM_MOST_GPUS], no_persistence;
+static int fabric_state, fabric_status;
 
 /* Fill what the lines of the file of faults that have a word say of GPUs. */
 static void read_marks(const char *word, int *marks) {
@@ -83,6 +84,12 @@ static int read_faults(void) {
     no_persistence = 0;
     SIM_EACH_LINE("/faults", "no-persistence", rest)
         no_persistence |= !*rest;
+    fabric_state = 3; /* NVML_GPU_FABRIC_STATE_COMPLETED */
+    fabric_status = 0;
+    SIM_EACH_LINE("/faults", "fabric ", rest) {
+        fabric_state = sim_number(&rest);
+        fabric_status = sim_number(&rest);
+    }
     SIM_EACH_LINE("/faults", "init ", rest)
         code = sim_number(&rest);
     return code;

@@ -167,14 +167,18 @@ EXPORT nvml_return nvmlDeviceGetGpuFabricInfo(device_t device, struct fabric *fa
 
     REQUIRE(ASK_IF(HOPPER(device) && sim_table.nvlinks, device, !!fabric));
     memset(fabric, 0, sizeof *fabric);
-    for (; *digit && at < 2 * sizeof fabric->cluster; digit++) {
-        if (hex(*digit) >= 0) {
+    fabric->state = (unsigned char)fabric_state;
+    fabric->status = (unsigned int)fabric_status;
+    if (fabric_state != 3) /* the rest is not known before the registration has ended */
+        return SUCCESS;
+    for (; *digit && *digit != '.'; digit++) {
+        if (hex(*digit) >= 0 && at < 2 * sizeof fabric->cluster) {
             fabric->cluster[at / 2] |= (unsigned char)(hex(*digit) << (at % 2 ? 0 : 4));
             at++;
         }
     }
-    fabric->clique = *sim_table.cluster ? 1 : 0;
-    fabric->state = 3; /* NVML_GPU_FABRIC_STATE_COMPLETED */
+    if (*digit++ == '.')
+        fabric->clique = (unsigned int)sim_number(&digit);
     return SUCCESS;
 }
 

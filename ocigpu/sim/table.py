@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ocigpu.core.errors import quoted
-from ocigpu.sim.models import MAX_GPUS, MigProfile, SimGpu, cuda_version_of, numa_node, sim_error, sim_uuid
+from ocigpu.sim.models import MAX_GPUS, MigProfile, SimGpu, cuda_version_of, numa_node, sim_error
 
 MAGIC = b"ocigpu simulated GPU table 1"
 _MIG_SIZE = 48 << 10
@@ -49,7 +49,7 @@ def make_table(
         os.fsencode(directory),
         driver_version.encode(),
         f"{major}.{driver_version}".encode(),
-        (sim_uuid("", model.key)[1:] if model.cluster else "").encode(),
+        gpus[0].clique.encode(),
         *(int(major) * 1000 + int(minor) * 10, len(gpus), model.nvlinks, model.nvlink_group),
         model.nvlinks // (model.nvlink_group - 1) if model.nvlink_group else 1,
         *(len(profiles), model.memory_slices if profiles else 0, caps_major, few),

@@ -246,6 +246,7 @@ def test_a_clique_has_a_label_when_all_gpus_are_in_it() -> None:
     mixed.gpus[A100.gpus[0].uuid] = GpuDetails(A100.gpus[0].uuid, clique="0a-1b.8")
     assert "gpu.clique" not in labels(A100, hardware=mixed)
     assert "gpu.clique" not in labels(A100, hardware=details(A100))
+    assert "gpu.clique" not in labels(A100, hardware=details(A100, clique="0a-1b.7", fabric_problem="unknown"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from support.product import SimulatedHost
 from ocigpu.gpus.nvidia.discover import read_host_facts
 from ocigpu.gpus.nvidia.hardware import parse_hardware, read_hardware
 from ocigpu.gpus.nvidia.topology import GpuPlace, numa_nodes, pair_scores, path_score, read_place, read_places
-from ocigpu.gpus.on_node import GpuDetails, Hardware, MigSize
+from ocigpu.gpus.on_node import GpuDetails, Hardware, MigSize, common_clique
 from ocigpu.sim.create import create_host
 from ocigpu.sim.models import sim_uuid
 from ocigpu.system.settings_file import read_settings
@@ -139,6 +139,40 @@ def test_a_host_tells_its_connections(tmp_path: Path, model: str, links: int, sw
         others = {other.bus_id: links for other in facts.gpus if other != gpu and links}
         here = found.gpus[gpu.uuid]
         assert (here.links, here.switch_links, here.clique) == (others, switch_links, clique)
+
+
+@pytest.fixture(scope="module")
+def rack_node(session_directory: Path) -> Path:
+    """The settings of a node of an NVL72 rack, in a clique of its own."""
+    create = {"nodes": False, "dri": False, "compat32": False, "ldcache": False}
+    clique = "6c9a6fb6-5a4d-4d2e-8b1a-0d7f5c3e2a10.7"
+    return Path(create_host(str(session_directory / "rack node"), 2, "gb200", clique=clique, **create))
+
+
+@pytest.mark.parametrize(
+    ("fault", "clique", "problem"),
+    [
+        ("", "6c9a6fb6-5a4d-4d2e-8b1a-0d7f5c3e2a10.7", ""),
+        ("fabric 0", "", ""),
+        ("fabric 1", "", "NVLink fabric: the registration has not begun"),
+        ("fabric 2", "", "NVLink fabric: the registration is under way"),
+        ("fabric 3 999", "", "NVLink fabric: the registration failed with status 999"),
+        ("fabric 9", "", "NVLink fabric: state 9"),
+    ],
+)
+def test_a_host_tells_its_clique_or_why_it_is_unknown(rack_node: Path, fault: str, clique: str, problem: str) -> None:
+    (rack_node.parent / "faults").write_text(f"{fault}\n")
+    found = read_hardware(read_host_facts(read_settings(str(rack_node))))
+    assert [(gpu.clique, gpu.fabric_problem) for gpu in found.gpus.values()] == [(clique, problem)] * 2
+    assert common_clique(found.gpus.values()) == (clique, problem)
+
+
+def test_gpus_in_different_cliques_have_none_in_common() -> None:
+    one, two = GpuDetails("GPU-1", clique="c.1"), GpuDetails("GPU-2", clique="c.2")
+    assert common_clique([one, one]) == ("c.1", "")
+    assert common_clique([]) == ("", "")
+    assert common_clique([one, two]) == ("", "NVLink fabric: the GPUs are in different cliques: c.1, c.2")
+    assert common_clique([one, GpuDetails("GPU-3")])[1].endswith("different cliques: none, c.1")
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,21 @@ def test_mig_beyond_the_driver_minors_is_refused() -> None:
         make_gpus(find_model("h100"), 64, ["all:1g.10gb"])
 
 
+@pytest.mark.parametrize(
+    ("model", "clique", "message"),
+    [
+        ("h100", "1", 'clique "1": a NVIDIA H100 80GB HBM3 has no multi-node NVLink'),
+        ("gb200", "-1", 'clique "-1": not a number'),
+        ("gb200", "1000000000", "not a number"),
+        ("gb200", "6c9a6fb6.1", "or the cluster's UUID, a dot and a number"),
+    ],
+)
+def test_an_impossible_clique_is_refused(model: str, clique: str, message: str) -> None:
+    with pytest.raises(OcigpuError) as raised:
+        make_gpus(MODELS[model], 1, clique=clique)
+    assert message in raised.value.message
+
+
 def test_unknown_model_is_refused_with_the_list_of_models() -> None:
     with pytest.raises(OcigpuError, match='model "k80" is unknown') as caught:
         find_model("k80")

@@ -102,7 +102,8 @@ def _to_json(
                 "label": label, "index": gpu.index, "uuid": gpu.uuid, "bus_id": gpu.bus_id, "model": gpu.model,
                 "numa_node": place.numa if place.numa >= 0 else None, "cpus": place.cpus, "pci_path": list(place.path),
                 "switch_nvlinks": details.switch_links if details else 0,
-                "fabric_clique": details.clique if details else "", "containers": owners,
+                "fabric_clique": details.clique if details else "",
+                "fabric_problem": details.fabric_problem if details else "", "containers": owners,
             }
         )  # fmt: skip
     pairs = [
@@ -158,6 +159,7 @@ def _describe(entry: _Entry, hardware: Hardware) -> str:
     details = hardware.gpus.get(entry.gpu.uuid)
     links = [f"{show.count(details.switch_links, 'NVLink')} to switches"] if details and details.switch_links else []
     links += [f"fabric {details.clique}"] if details and details.clique else []
+    links += [details.fabric_problem] if details and details.fabric_problem else []
     parts = [entry.label, entry.gpu.bus_id, entry.gpu.model, *links, f"[{', '.join(entry.owners) or 'free'}]"]
     return "  ".join(printable(part) for part in parts if part)
 

@@ -22,6 +22,7 @@ def create_command(
     libraries_only: bool = False,
     driver: str = "",
     iommufd: bool = False,
+    clique: str = "",
 ) -> None:
     from ocigpu.sim.create import create_host
     from ocigpu.sim.made import describe_host
@@ -35,6 +36,7 @@ def create_command(
             iommufd=iommufd,
             few=libraries_only,
             faults=fault or (),
+            clique=clique,
             progress=progress,
         )
     made = describe_host(directory)

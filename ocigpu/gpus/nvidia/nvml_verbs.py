@@ -28,6 +28,12 @@ MIG_FIELDS = {
     "ofa": "sharedOfaCount",
 }
 FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
+FABRIC_STATES = {
+    0: "",
+    1: "NVLink fabric: the registration has not begun",
+    2: "NVLink fabric: the registration is under way",
+}
+"""Of NVML_GPU_FABRIC_STATE_*: not supported, not started, in progress."""
 UNCORRECTED = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC)
 WAIT_MS = 2000
 XIDS = pynvml.nvmlEventTypeXidCriticalError
@@ -105,11 +111,13 @@ def _details(handle: Any, uuid: str) -> dict[str, Any]:
     pci = try_(pynvml.nvmlDeviceGetPciInfo, handle)
     switches, links = _links(handle)
     sizes = {name: try_(pynvml.nvmlDeviceGetAttributes_v2, device) for device, name in mig_devices(handle)}
+    clique, fabric_problem = _fabric(handle)
     return {
         "uuid": uuid,
         "bus_id": pci.busId.lower() if pci else "",
         "memory_mib": memory.total >> 20 if memory else 0,
-        "clique": _clique(handle),
+        "clique": clique,
+        "fabric_problem": fabric_problem,
         "switch_links": switches,
         "links": links,
         "migs": {
@@ -135,14 +143,22 @@ def _links(handle: Any) -> tuple[int, dict[str, int]]:
     return switches, peers
 
 
-def _clique(handle: Any) -> str:
-    """Return "<cluster uuid>.<clique id>" of a GPU that is part of a multi-node NVLink fabric, else ""."""
+def _fabric(handle: Any) -> tuple[str, str]:
+    """Return "<cluster uuid>.<clique id>" of a GPU that is part of a multi-node NVLink fabric, and why it is unknown.
+
+    Both are "" for a GPU without such a fabric: state 0, or a cluster of zeros.  The status counts once the
+    registration is completed (nvml.h, nvmlGpuFabricInfo_v2_t).
+    """
     info = pynvml.c_nvmlGpuFabricInfoV_t()
     info.version = pynvml.nvmlGpuFabricInfo_v2
-    if try_(pynvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)) is None or info.state != FABRIC_COMPLETED:
-        return ""
+    if try_(pynvml.nvmlDeviceGetGpuFabricInfoV, handle, ctypes.byref(info)) is None:
+        return "", ""
+    if info.state != FABRIC_COMPLETED:
+        return "", FABRIC_STATES.get(info.state, f"NVLink fabric: state {info.state}")
+    if info.status != pynvml.NVML_SUCCESS:
+        return "", f"NVLink fabric: the registration failed with status {info.status}"
     cluster = bytes(info.clusterUuid)
-    return f"{UUID(bytes=cluster)}.{info.cliqueId}" if any(cluster) else ""
+    return (f"{UUID(bytes=cluster)}.{info.cliqueId}" if any(cluster) else ""), ""
 
 
 # firmware: what a baseline is about

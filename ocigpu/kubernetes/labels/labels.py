@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ocigpu.core.facts import Gpu, HostFacts, MigDevice
 from ocigpu.gpus.nvidia.hardware import family
 from ocigpu.gpus.nvidia.selection import DISPLAY_ONLY
-from ocigpu.gpus.on_node import Hardware, MigSize
+from ocigpu.gpus.on_node import GpuDetails, Hardware, MigSize, common_clique
 from ocigpu.kubernetes.node.config import Configuration
 from ocigpu.kubernetes.node.devices import GPU_RESOURCE, mig_name, single_problem
 from ocigpu.kubernetes.node.sharing import DOMAIN
@@ -180,8 +180,8 @@ def _mode(classes: Iterable[int]) -> str:
 
 
 def _clique(gpus: Sequence[Gpu], hardware: Hardware) -> dict[str, str]:
-    cliques = {hardware.gpus[gpu.uuid].clique if gpu.uuid in hardware.gpus else "" for gpu in gpus}
-    return {"gpu.clique": cliques.pop()} if len(cliques) == 1 else {}
+    clique, _ = common_clique(hardware.gpus.get(gpu.uuid, GpuDetails(gpu.uuid)) for gpu in gpus)
+    return {"gpu.clique": clique}
 
 
 # resources
