@@ -12,7 +12,7 @@
 # Each suite's packages are built in a root of that suite, from what is committed and nothing else: with the same roots
 # two runs give the same bytes, but for signatures and the image.  KEY: fingerprint of a key of gpg (GNUPGHOME); without
 # it nothing is signed.
-# Needs root, mmdebstrap, the registries of Debian and PyPI; some ten minutes for each suite the first time.
+# Needs root, mmdebstrap, the registries of Debian and PyPI; a quarter of an hour for each suite the first time.
 set -euo pipefail
 umask 022
 cd "$(dirname "$0")/.."
@@ -85,6 +85,8 @@ chart=packaging/kubernetes/chart/Chart.yaml
 is=$(sed -n 's/^\(version\|appVersion\): "\{0,1\}\([^"]*\)"\{0,1\}$/\2/p' "$chart" | sort -u)
 [ "$version" = "$is" ] || die "VERSION=$version, but $chart says $is"
 grep -q "^## $version - 20" CHANGELOG.md || die "CHANGELOG.md has no heading '## $version - DATE'"
+lines=$(awk '/^## / { unreleased = $2 == "Unreleased" } unreleased && !/^#/ && NF' CHANGELOG.md | wc -l)
+[ "$lines" -eq 0 ] || die "CHANGELOG.md has $lines lines under 'Unreleased': they belong below '## $version - DATE'"
 [ -z "$(git status --porcelain)" ] || die 'there are changes that are not committed: git status'
 [ "$(id -u)" -eq 0 ] || die 'needs root'
 [ -z "${KEY:-}" ] || gpg --batch --list-secret-keys "$KEY" >/dev/null 2>&1 || die "KEY=$KEY: gpg has no such secret key"

@@ -25,6 +25,7 @@ from ocigpu import __version__
 pytestmark = [pytest.mark.rest, pytest.mark.root, pytest.mark.xdist_group("packages"), pytest.mark.timeout(900)]
 
 PORT = "8431"
+CHART = "packaging/kubernetes/chart/Chart.yaml"
 SOURCES = f"""\
 Types: deb
 URIs: http://127.0.0.1:{PORT}/
@@ -255,8 +256,31 @@ def test_a_release_has_the_version_of_the_sources(version: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        (
+            "## Unreleased\n\n### Added\n- One line\n  and another.\n\n## {version} - 2026-01-01\n- Old.\n",
+            "has 2 lines under",
+        ),
+        ("## Unreleased\n\n### Added\n\n## {version} - 2026-01-01\n- Old.\n", "not committed"),
+        ("## {version} - 2026-01-01\n- New.\n\n## 0.0.9 - 2025-01-01\n- Old.\n", "not committed"),
+        ("## Unreleased\n\n- New.\n", "no heading '## {version} - DATE'"),
+    ],
+)
+def test_a_release_has_all_changes_below_its_version(tmp_path: Path, changes: str, refused: str) -> None:
+    for name in ("packaging/release.sh", "tests/grounds/roots.sh", "ocigpu/__init__.py", CHART):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    (tmp_path / "CHANGELOG.md").write_text(changes.format(version=__version__))
+    run(["git", "init", "-q", tmp_path])
+    done = run([tmp_path / "packaging/release.sh", __version__], check=False)
+    assert done.returncode == 2
+    assert refused.format(version=__version__) in done.stderr
+
+
 def test_the_chart_and_the_list_of_changes_have_that_version() -> None:
-    chart = (REPOSITORY / "packaging/kubernetes/chart/Chart.yaml").read_text()
+    chart = (REPOSITORY / CHART).read_text()
     assert re.findall(r"^(?:version|appVersion): \"?([^\"\n]+)", chart, re.MULTILINE) == [__version__] * 2
     changes = (REPOSITORY / "CHANGELOG.md").read_text()
     assert re.search(rf"^## {re.escape(__version__)} - \d{{4}}-\d\d-\d\d$", changes, re.MULTILINE)
