@@ -120,6 +120,8 @@ static void refresh(void) {
         find_instances();
 }
 
+static int is_load_bad(void);
+
 static nvml_return initialize(void) {
     const char *failure = getenv("OCIGPU_SIM_NVML_FAIL");
     int code, i;
@@ -135,6 +137,8 @@ static nvml_return initialize(void) {
         return code;
     if (!sim_look(&view))
         return DRIVER_NOT_LOADED;
+    if (is_load_bad())
+        return INVALID_ARGUMENT;
     for (i = 0; i < view.gpus; i++)
         devices[i] = (struct handle){view.gpu[i], (unsigned int)i, NULL};
     sim_load();

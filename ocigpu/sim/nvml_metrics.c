@@ -2,6 +2,7 @@
  *
  * GPUs are idle, but for those that lines "load <gpu> <percent>" of the file DIRECTORY/load name; its lines
  * "process <gpu> <pid> <MiB> <percent> [<gpu instance>]" are processes, and "memory <gpu> <MiB>" is what is in use.
+ * nvmlInit fails with any other line.
  * Counters of errors are 0. Numbers of fields and of GPM's metrics are those of nvml.h.
  */
 #include <sys/time.h>
@@ -18,6 +19,48 @@ static unsigned int load_of(int gpu) {
 }
 
 #define LOAD(device) load_of((device)->gpu)
+
+/* Return whether a line of DIRECTORY/load has the form of one of its words, or is empty or a comment. */
+static int is_load_line(const char *line) {
+    static const struct {
+        const char *word;
+        int least, most, percent; /* numbers behind the word, and which of them is a share of 100 */
+    } forms[] = {{"load ", 2, 2, 1}, {"memory ", 2, 2, -1}, {"process ", 4, 5, 3}};
+    int count = 0;
+
+    for (unsigned int i = 0; i < sizeof forms / sizeof *forms; i++) {
+        if (strncmp(line, forms[i].word, strlen(forms[i].word)) != 0)
+            continue;
+        for (line += strlen(forms[i].word); *line; count++) {
+            size_t digits = strspn(line, "0123456789");
+            int number;
+
+            if (!digits || digits > 8 || (line[digits] && (line[digits] != ' ' || !line[digits + 1])))
+                return 0;
+            number = sim_number(&line);
+            if ((!count && number >= sim_table.gpus) || (count == forms[i].percent && number > 100))
+                return 0;
+        }
+        return count >= forms[i].least && count <= forms[i].most;
+    }
+    return !*line || *line == '#';
+}
+
+/* Say on standard error which line of DIRECTORY/load is wrong, and return whether one is. */
+static int is_load_bad(void) {
+    char lines[4096], *text = sim_read_text(SIM_BELOW("/load"), lines, sizeof lines);
+    const char *line;
+
+    for (int number = 1; (line = sim_next_line(&text, "")); number++)
+        if (!is_load_line(line)) {
+            fprintf(stderr,
+                    "simulated NVML: %s: line %d: \"%.80s\": expected \"load GPU PERCENT\", \"memory GPU MIB\" or "
+                    "\"process GPU PID MIB PERCENT [INSTANCE]\", with a GPU from 0 to %d\n",
+                    SIM_BELOW("/load"), number, line, sim_table.gpus - 1);
+            return 1;
+        }
+    return 0;
+}
 #define AMPERE(device) (GPU(device)->major >= 8)
 #define HOPPER(device) (GPU(device)->major >= 9)
 

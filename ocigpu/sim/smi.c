@@ -53,6 +53,22 @@ static int usage(const char *format, ...) {
     return INVALID;
 }
 
+/* As the real one, which writes these two to standard output. Drivers 376 and 535, as reported:
+ * https://github.com/tamisoft/nvidia-smi2ha/issues/2, https://github.com/influxdata/telegraf/issues/6573 and
+ * https://github.com/anderskm/gputil/pull/63; the status is that of nvidia-smi(1), "RETURN VALUE". */
+static int not_recognized(const char *option) {
+    printf("ERROR: Option %s is not recognized. Please run 'nvidia-smi -h'.\n", option);
+    fflush(stdout);
+    fprintf(stderr, "nvidia-smi: SIMULATED, with fewer options than the real one\n");
+    return INVALID;
+}
+
+static int not_together(void) {
+    printf("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n");
+    say_simulated();
+    return INVALID;
+}
+
 /* Return whether a word is this option. */
 static int is_flag(const char *word, const char *brief, const char *full) {
     return strcmp(word, brief) == 0 || strcmp(word, full) == 0;
@@ -511,10 +527,11 @@ static int nvidia_smi(char **at) {
             if (!read_displays(given))
                 return usage("-d: one of its types is unknown");
         } else
-            return usage("option \"%s\" is unknown", *at);
+            return not_recognized(*at);
     }
-    if (request.xml && !request.all)
-        return usage("-x needs -q");
+    if ((request.xml && !request.all) || (*request.format && !request.fields && !request.app_fields) ||
+        (request.list && (request.all || request.fields || request.app_fields)))
+        return not_together();
     if (number && request.milliseconds < 1)
         return usage("-l needs a number from 1 on");
     if (file && !freopen(file, "we", stdout))

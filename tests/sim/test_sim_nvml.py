@@ -321,7 +321,10 @@ def test_nvidia_smi_says_that_it_is_simulated(sim_host: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (("--colour",), 2, 'option "--colour" is unknown'),
+        (("--colour",), 2, "ERROR: Option --colour is not recognized. Please run 'nvidia-smi -h'.\n"),
+        (("--format=csv",), 2, "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n"),
+        (("-L", "--query-gpu=index", "--format=csv"), 2, "Invalid combination of input arguments."),
+        (("-x",), 2, "Invalid combination of input arguments."),
         (("-q", "-d", "COLOUR"), 2, "-d: one of its types is unknown"),
         (("mig", "-lgi", "-dgi"), 2, 'more than one action: "-dgi"'),
         (("--query-gpu=colour", "--format=csv"), 2, 'Field "colour" is not a valid field to query.'),

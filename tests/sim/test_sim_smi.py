@@ -489,3 +489,22 @@ def test_a_library_of_pypi_reads_it(busy: Path, tmp_path: Path) -> None:
         *("0 NVIDIA L4 23034.0 40.0 50.0", "1 NVIDIA L4 23034.0 0.0 30.0"),
         *(f"{os.getpid()} 1234.0", "99999999 8.0"),
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["load 0 high", "load 2 40", "load 0 101", "load 0", "load 0 40 ", "load 0  40", "lode 0 40", "memory 0 -1",
+     "memory 0 1 2", "process 0 1 2", "process 0 1 2 300", "process 0 1 2 3 4 5", "load 0 1000000000"],
+)  # fmt: skip
+def test_a_wrong_line_of_the_load_is_named(busy: Path, run_python: RunPython, line: str) -> None:
+    load = busy / "load"
+    before = load.read_text()
+    try:
+        load.write_text(f"# busy\n\nload 0 40\n{line}\n")
+        done = run([busy / "usr/bin/nvidia-smi"], check=False)
+        assert (done.returncode, done.stdout) == (2, "Failed to initialize NVML: Invalid Argument\n")
+        assert f'{load}: line 4: "{line}": expected "load GPU PERCENT"' in done.stderr
+        script = "import pynvml as n\ntry: n.nvmlInit()\nexcept n.NVMLError as error: print(error)"
+        assert run_python(script, host=busy).stdout == "Invalid Argument\n"
+    finally:
+        load.write_text(before)
