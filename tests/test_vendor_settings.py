@@ -310,7 +310,8 @@ def test_odd_files_give_settings_or_an_error_of_ours(text: str) -> None:
 
 def test_the_command_writes_what_check_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "vendor.toml", tmp_path / "new" / "config.toml"
-    source.write_text(TOOLKIT_DEFAULT)
+    shutil.copy("/bin/true", tmp_path / "ldconfig")
+    source.write_text(TOOLKIT_DEFAULT.replace("/sbin/ldconfig.real", str(tmp_path / "ldconfig")))
     assert main(["config", "import", str(source), "--output", str(target), "--dry-run"]) == 0
     assert not target.parent.exists()
     assert f"would be written to {target}:\n\n# Settings of ocigpu" in capsys.readouterr().out
@@ -348,12 +349,12 @@ def test_the_command_prints_for_programs(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_what_will_not_hold_on_this_host_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of Ubuntu names its ldconfig.real; the imported settings stay what the file says."""
+    """A file of Ubuntu names its ldconfig.real; all but that stays what the file says."""
     source = tmp_path / "vendor.toml"
     for there in (False, True):
         program = tmp_path / "ldconfig.real"
         if there:
-            program.touch()
+            shutil.copy("/bin/true", program)
         runtimes = '["runc"]' if there else '["nvidia-runc-that-is-not-there"]'
         root = tmp_path if there else tmp_path / "driver"
         source.write_text(
@@ -362,15 +363,29 @@ def test_what_will_not_hold_on_this_host_is_said(tmp_path: Path, capsys: pytest.
         )
         assert main(["config", "import", str(source), "--dry-run", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert len(found["imported"]) == 3
+        assert len(found["imported"]) == (3 if there else 2)
+        assert [item["from"] for item in found["left_out"]] == ([] if there else ["nvidia-container-cli.ldconfig"])
         if there and not shutil.which("runc"):
             continue
         assert [line.partition(":")[0] for line in found["absent"]] == (
-            [] if there else ["ldconfig", "driver.root", "runtime.runtimes"]
+            [] if there else ["driver.root", "runtime.runtimes"]
         )
-    source.write_text('nvidia-container-cli.ldconfig = "@/nowhere/ldconfig"\n')
-    assert main(["config", "import", str(source), "--dry-run"]) == 0
-    assert "note: ldconfig: this host has no /nowhere/ldconfig; without this key " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "does not exist"), ("#!/bin/sh\n", "is a script")])
+def test_an_ldconfig_that_this_host_cannot_run_is_left_out(
+    content: str | None, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, ours, program = (tmp_path / name for name in ("vendor.toml", "ours.toml", "ldconfig"))
+    source.write_text(f'nvidia-container-cli.ldconfig = "@{program}"\ndisable-require = true\n')
+    if content is not None:
+        program.write_text(content)
+        program.chmod(0o755)
+    assert main(["config", "import", str(source), "--output", str(ours)]) == 0
+    text = f"on this host {program} {why}: its own ldconfig is found without this key"
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert tomllib.loads(ours.read_text()) == {"disable-require": True}
+    assert text in ours.read_text()
 
 
 def test_the_default_file_says_what_the_defaults_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

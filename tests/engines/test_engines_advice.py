@@ -216,6 +216,15 @@ def test_settings_that_no_runtime_fits_are_told_from_a_host_without_one(make_lab
     assert opened(lab.start()) == {"ENXIO"}
 
 
+def test_an_ldconfig_that_is_not_there_is_forgotten_as_the_hint_says(make_lab: Callable[[str], Lab]) -> None:
+    lab = make_lab("hook")
+    lab.settings.write_text(f'ldconfig = "/nowhere/ldconfig"\n{lab.settings.read_text()}')
+    said = lab.start(layout="glibc").stderr
+    assert "OCIGPU-LD-1" in said
+    assert lab.follow(said.partition(". Else ")[0]) == ["ocigpu config unset ldconfig"]
+    assert opened(lab.start(layout="glibc")) == {"ENXIO"}
+
+
 def test_an_ldconfig_that_cannot_be_used_is_done_without_as_the_hint_says(make_lab: Callable[[str], Lab]) -> None:
     lab = make_lab("hook")
     ldconfig = os.path.realpath(requirements.find_program("ldconfig"))

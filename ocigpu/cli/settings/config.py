@@ -154,11 +154,11 @@ def render_default() -> str:
 
 def import_command(file: str = "", output: str = "", dry_run: bool = False, force: bool = False) -> "show.Answer":
     from ocigpu.cli.settings.vendor import DEFAULT_PATH as VENDOR_PATH
-    from ocigpu.cli.settings.vendor import find_absent, import_file, render_import
+    from ocigpu.cli.settings.vendor import find_absent, import_file, leave_out_ldconfig, render_import
 
     file = file or VENDOR_PATH
     output = output or settings_path("") or DEFAULT_PATH
-    result = import_file(file)
+    result = leave_out_ldconfig(import_file(file))
     text = render_import(result, file)
     if problems := find_problems(tomllib.loads(text)):  # it would be a defect of ours
         raise OcigpuError("OCIGPU-INT-1", f"imported settings: {problems[0]}")

@@ -19,6 +19,7 @@ from tomlkit.items import Comment, Table, Whitespace
 from ocigpu.core.errors import OsErrorAs, SettingsError, find_near, printable, quoted
 from ocigpu.core.settings import CAPABILITIES, KEYS, Key, find_problems
 from ocigpu.core.toml import render_settings, toml_value
+from ocigpu.engines.places import why_no_program
 from ocigpu.system.settings_file import MAX_BYTES, parse_toml
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
@@ -102,7 +103,6 @@ _COMPAT = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
 _MODE = "nvidia-container-runtime.mode"
 _NO_COMPAT_HOOK = "features.disable-cuda-compat-lib-hook"
 HOST_PATHS = {
-    "ldconfig": "without this key the host's own is found: ocigpu config unset ldconfig",
     "driver.root": "containers that request GPUs would not start",
     "driver.dev-root": "containers that request GPUs would not start",
     "hook.path": "containers that need the hook would not start",
@@ -187,6 +187,26 @@ def import_settings(data: bytes, path: str) -> Import:
         )
     by_default = dict(pairs).get(_MODE, "auto") in ("auto", "jit-cdi")
     return Import(tuple(imported), tuple(left_out), (EVERYTHING_NOTE,) if by_default else ())
+
+
+def leave_out_ldconfig(result: Import) -> Import:
+    """Return an import without an ldconfig that this host cannot run: without the key the host's own is found."""
+    kept, left_out = [], list(result.left_out)
+    for item in result.imported:
+        if item.ours == "ldconfig" and item.value and (why := _why_no_ldconfig(item.value)):
+            reason = f"on this host {printable(item.value)} {why}: its own ldconfig is found without this key"
+            left_out.append(LeftOut(item.vendor, item.value, reason))
+        else:
+            kept.append(item)
+    return result._replace(imported=tuple(kept), left_out=tuple(left_out))
+
+
+def _why_no_ldconfig(path: str) -> str:
+    """Return what keeps a file from being run for containers: Ubuntu's /sbin/ldconfig is a script, for one."""
+    if why := why_no_program("/", path):
+        return why
+    with open(path, "rb") as file:
+        return "is a script" if file.read(2) == b"#!" else ""
 
 
 def find_absent(result: Import) -> tuple[str, ...]:
