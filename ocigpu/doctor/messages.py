@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from ocigpu.core.codes import CODES
+
 
 class Message(NamedTuple):
     """A message of a program, and its meaning.
@@ -40,7 +42,7 @@ class Message(NamedTuple):
 
 
 class MessageAt(NamedTuple):
-    """A message found in a text, with the line where it begins, counted from 1.
+    """A message found in a text, with the line where it begins, counted from 1: the first one, in a log the last.
 
     ``engines``: those that may have printed it, by the table or by the words around it; () for any.
     """
@@ -145,9 +147,10 @@ class _Text:
         """Whether all parts of a text of the table occur, at any place."""
         return all(map(self._has, _literals(text)))
 
-    def find_free(self, text: str, claimed: bytearray) -> int | None:
-        """Return where a text of the table first begins that no earlier entry has claimed a letter of."""
-        return next((start for start, end in self.spans(text) if claimed.find(1, start, end) < 0), None)
+    def find_free(self, text: str, claimed: bytearray, last: bool) -> int | None:
+        """Return where a text of the table first or last begins that no earlier entry has claimed a letter of."""
+        free = (start for start, end in self.spans(text) if claimed.find(1, start, end) < 0)
+        return max(free, default=None) if last else next(free, None)
 
     def _has(self, literal: str) -> bool:
         """Whether the text has a literal; in a long one most are ruled out by letters that never follow each other."""
@@ -200,7 +203,7 @@ def _compile(literals: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def find_messages(text: str, log: bool = False) -> list[MessageAt]:
-    """Return the entries found in a text, once each, those of earlier lines first.
+    """Return the entries found in a text, once each, those of earlier lines first; of a ``log`` the newest first.
 
     Letter case, white space, quotes, colours and line wraps do not count.  If two match the same words, the earlier one
     in the table counts.  Part of a message is enough, of eight characters or more, unless it is a ``log``.
@@ -210,11 +213,11 @@ def find_messages(text: str, log: bool = False) -> list[MessageAt]:
     claimed = bytearray(len(given.joined))  # one byte for each letter: a log may repeat a message very often
     for entry in MESSAGES:
         wordings = [wording for wording in entry.wordings() if given.has(wording)]
-        firsts = [given.find_free(wording, claimed) for wording in wordings]
+        places = [given.find_free(wording, claimed, log) for wording in wordings]
         for start, end in (span for wording in wordings for span in given.spans(wording)):
             claimed[start:end] = b"\1" * (end - start)
-        if free := [first for first in firsts if first is not None]:
-            found.append(MessageAt(bisect_right(given.starts, min(free)), entry))
+        if free := [place for place in places if place is not None]:
+            found.append(MessageAt(bisect_right(given.starts, max(free) if log else min(free)), entry))
     exact = [one for one in found if not one.message.general]
     found = exact or found[:1]
     if not found and not log and len(given.joined) >= SHORTEST:
@@ -225,7 +228,13 @@ def find_messages(text: str, log: bool = False) -> list[MessageAt]:
         one._replace(engines=find_speakers(one.message, lines[one.line - 1][:MAX_AROUND] if log else text[:MAX_AROUND]))
         for one in found
     ]
-    return sorted(found, key=lambda one: one.line)
+    return sorted(found, key=lambda one: one.line, reverse=log)
+
+
+def find_codes(text: str, log: bool = False) -> list[str]:
+    """Return the error codes of ocigpu in a text, once each, in their order; of a ``log`` the newest first."""
+    codes = [code for code in re.findall(r"OCIGPU-[A-Z]+-[0-9]+", text) if code in CODES]
+    return list(dict.fromkeys(reversed(codes) if log else codes))
 
 
 MAX_AROUND = 4096

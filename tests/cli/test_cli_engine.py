@@ -21,6 +21,12 @@ from ocigpu.engines.wanted import Wanted
 DAEMON = '{\n  "debug": true\n}\n'
 
 
+def test_the_hint_of_a_failed_start_names_its_code() -> None:
+    said = "OCI runtime create failed: error running hook #0: ocigpu-hook: OCIGPU-LIB-1: libcuda was not found"
+    assert engine_test._hint(said) == "ocigpu explain OCIGPU-LIB-1"
+    assert engine_test._hint("OCI runtime create failed") == "ocigpu doctor"
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
     """A root with the shim, the hook and a daemon.json."""

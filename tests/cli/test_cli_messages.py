@@ -106,7 +106,7 @@ def test_a_number_is_a_whole_one() -> None:
     assert titles("NVRM: Xid (PCI:0000:01:00): 790, pid=1") == ["Xid of the kernel module"]
 
 
-def test_a_log_is_explained_in_its_order_once_each(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_explained_newest_first_once_each(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["starting", "RuntimeError: No CUDA GPUs are available", "", "x" * 5000]
     lines += [
         "NVRM: Xid (PCI:0000:01:00): 79, pid=1",
@@ -121,9 +121,9 @@ def test_a_log_is_explained_in_its_order_once_each(run: Run, monkeypatch: pytest
     data = json.loads(output)
     assert [entry["code"] for entry in data["codes"]] == ["OCIGPU-DEV-1"]
     assert [(entry["line"], entry["title"]) for entry in data["messages"]] == [
-        (2, "no devices"),
-        (5, "GPU fallen off the bus"),
-        (6, "CUDA: fault inside of the program"),
+        (399, "no devices"),
+        (398, "CUDA: fault inside of the program"),
+        (397, "GPU fallen off the bus"),
     ]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"all is well\n")))
     status, _, error = run("explain", "-")
@@ -171,6 +171,14 @@ def test_the_causes_are_looked_for_on_this_host(run: Run) -> None:
     (entry,) = json.loads(output)["messages"]
     assert {item["name"] for item in entry["here"]} == set(entry["findings"])
     assert all(item["severity"] and item["text"] for item in entry["here"])
+
+
+def test_of_a_log_causes_that_hold_here_come_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = b"NVRM: No NVIDIA devices probed\nOCIGPU-DEV-1: no\nNVRM: Xid (PCI:0000:01:00): 31, pid=1\nOCIGPU-DEV-2: no\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log)))
+    data = json.loads(run("explain", "-", "--json")[1])
+    assert [entry["line"] for entry in data["messages"]] == [1, 3]
+    assert [entry["code"] for entry in data["codes"]] == ["OCIGPU-DEV-2", "OCIGPU-DEV-1"]
 
 
 def test_the_name_of_an_error_is_a_message(run: Run) -> None:

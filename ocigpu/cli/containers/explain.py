@@ -3,7 +3,6 @@
 import functools
 import io
 import os
-import re
 import sys
 from contextlib import closing, redirect_stdout
 from typing import TYPE_CHECKING, Any
@@ -187,17 +186,19 @@ def render_markdown() -> str:
 def _explain_message(text: str, config: str, checks: bool, log: bool = False) -> "show.Answer":
     """Answer what is known of a message, or of each in a ``log``, our codes in it first; raises UsageError for neither.
 
-    ``checks``: run those that the messages name, to say which cause holds on this host.
+    ``checks``: run those that the messages name, to say which cause holds on this host.  What a log says comes newest
+    first, and before that those messages with a cause that holds.
     """
-    from ocigpu.doctor.messages import find_messages
+    from ocigpu.doctor.messages import find_codes, find_messages
 
-    found = find_messages(text, log)
-    codes = [code for code in dict.fromkeys(re.findall(r"OCIGPU-[A-Z]+-[0-9]+", text)) if code in CODES]
+    found, codes = find_messages(text, log), find_codes(text, log)
     if not found and not codes:
         hint = "known messages: ocigpu explain --messages; or: ocigpu doctor"
         what = "no known message in it" if log else f"no known message matches {quoted(text)}"
         raise UsageError(what, hint)
     here = inspect_here([name for one in found for name in one.message.findings], config) if checks else {}
+    if log:
+        found.sort(key=lambda one: not _holding(_of(one, here)))
     entries = [
         {**one.message._asdict(), "line": one.line, "here": [_finding_data(item) for item in _of(one, here)]}
         for one in found
@@ -243,13 +244,17 @@ def _finding_data(item: "Finding") -> dict[str, Any]:
     return {"name": item.name, "severity": item.severity, "text": item.text, "fixes": list(item.fixes)}
 
 
+def _holding(items: "list[Finding]") -> "list[Finding]":
+    return [item for item in items if item.severity in ("error", "warning")]
+
+
 def _fields_here(items: "list[Finding]") -> list[tuple[str, str]]:
     """Return the lines on this host: each cause that holds, with its fixes, then those that do not.
 
     A note is no cause: nothing fails by it.
     """
     fields: list[tuple[str, str]] = []
-    holds = [item for item in items if item.severity in ("error", "warning")]
+    holds = _holding(items)
     for item in holds:
         fields.append(("" if fields else "on this host", f"{item.name}: {item.text}"))
         fields += [("", f"    {fix}") for fix in item.fixes]

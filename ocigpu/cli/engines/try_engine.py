@@ -419,10 +419,12 @@ def _judge(done: Finished, way: Way, wanted: Expected) -> Iterator[Proof]:
 
 def _hint(text: str) -> str:
     """Return what to do about an engine's message."""
-    from ocigpu.doctor.messages import find_messages
+    from ocigpu.doctor.messages import find_codes, find_messages
 
-    found = find_messages(text, log=True)
-    return found[0].message.steps[0] if found else "ocigpu doctor"
+    for code in find_codes(text):
+        return f"ocigpu explain {code}"
+    found = min(find_messages(text, log=True), key=lambda one: one.line, default=None)
+    return found.message.steps[0] if found else "ocigpu doctor"
 
 
 def _run(command: Sequence[str]) -> Finished:
