@@ -275,7 +275,7 @@ def test_the_plugin_needs_pytest_alone(built: Path, session_directory: Path, tmp
     ],
 )
 def test_without_other_libraries_one_line_says_what_is_missing(
-    job: Path, tmp_path: Path, words: list[str], status: int, line: str
+    job: Path, built: Path, tmp_path: Path, words: list[str], status: int, line: str
 ) -> None:
     (tmp_path / "FILE").write_text("\n")
     done = run([job / "bin/ocigpu", *words], check=False, cwd=tmp_path)
@@ -283,7 +283,8 @@ def test_without_other_libraries_one_line_says_what_is_missing(
     assert done.stderr.splitlines()[1].startswith("hint: ")
     if "PART-1" in line or "TEN-1" in line:
         part = "kubernetes" if words[0] == "tenancy" else "cli"
-        assert done.stderr.splitlines()[1].endswith(f"pip install './ocigpu-{__version__}-py3-none-any.whl[{part}]'")
+        (wheel,) = built.glob("*.whl")
+        assert done.stderr.splitlines()[1].endswith(f": pip install '{wheel}[{part}]'")
 
 
 def test_the_hint_installs_what_was_missing_and_asks_no_index_for_our_name(
@@ -301,7 +302,7 @@ def test_the_hint_installs_what_was_missing_and_asks_no_index_for_our_name(
     trace = ["ocigpu", "trace", tmp_path / "FILE"]
     hint = run(trace, env=env, check=False).stderr.splitlines()[1]
     command = hint.partition(": pip ")[2].replace("[cli]", "[kubernetes]")  # which brings the other
-    run(["sh", "-c", f"pip {command}"], env=env, cwd=built, timeout=250)
+    run(["sh", "-c", f"pip {command}"], env=env, cwd=tmp_path, timeout=250)
     assert "OCIGPU-TRC-2" in run(trace, env=env, check=False).stderr
     assert run(["ocigpu", "--version"], env=env).stdout == f"ocigpu {__version__}\n"
     assert run(["pip", "check"], env=env).stdout == "No broken requirements found.\n"

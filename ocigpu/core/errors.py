@@ -143,6 +143,11 @@ def find_near(word: str, names: "Iterable[str]", most: int = 1, likeness: float 
     return near or [name for name in known if len(word) > 2 and word in name][:most]
 
 
+def count(number: int, noun: str) -> str:
+    """Return e.g. "1 GPU", "2 GPUs"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def how_to_install(part: str) -> str:
     """Return how to install a part into this installation.
 
@@ -155,7 +160,27 @@ def how_to_install(part: str) -> str:
     if "/lib/ocigpu/versions/" in place:
         more = "" if part == "cli" else " WITH_KUBERNETES=1"
         return f"In a clone of this version: make install{more}."
-    return f"Install the wheel with that part: pip install './ocigpu-{__version__}-py3-none-any.whl[{part}]'"
+    wheel = find_wheel(f"{os.path.dirname(os.path.dirname(os.path.dirname(place)))}/ocigpu-{__version__}.dist-info")
+    if wheel:
+        return f"Install it again with that part: pip install '{wheel}[{part}]'"
+    wheel = f"./ocigpu-{__version__}-py3-none-any.whl"
+    return f"Where the file of this release's wheel is, install it with that part: pip install '{wheel}[{part}]'"
+
+
+def find_wheel(about: str) -> str:
+    """Return the file or directory that pip installed from, by its record (PEP 610), "" if it is not there now.
+
+    ``about``: the directory of that record, direct_url.json.
+    """
+    import json
+
+    try:
+        with open(f"{about}/direct_url.json", encoding="utf-8") as file:
+            scheme, _, path = json.load(file)["url"].partition("://")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    plain = not {"%", "'"} & set(path)  # pip writes "%20" for a space
+    return path if scheme == "file" and plain and os.path.exists(path) else ""
 
 
 def as_own_error(error: BaseException) -> OcigpuError:

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from ocigpu.core.errors import HostError, printable
+from ocigpu.core.errors import HostError, count, printable
 from ocigpu.doctor.files import LARGE_TEXT
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
@@ -27,7 +27,7 @@ def check_gpu(host: Host) -> list[Finding]:
     """Is there a GPU at all?"""
     if host.listed:
         files, nodes = host.listed.listed.files if host.listed.listed else (), host.listed.control_nodes
-        given = f"{len(nodes) + 1} device nodes and {len(files)} files"
+        given = f"{count(len(nodes) + 1, 'device node')} and {count(len(files), 'file')}"
         return [ok(f"Tegra: containers get {given} of its lists", host.evidence(CSV_DIRECTORY, "lists"))]
     if host.platform:
         return [not_checked(f"this is {'WSL' if host.platform == 'wsl' else 'a Tegra system'}: no GPU on the PCI bus")]
@@ -38,7 +38,7 @@ def check_gpu(host: Host) -> list[Finding]:
         return [not_checked(f"{directory} does not exist")]
     if host.pci_gpus:
         found = ", ".join(gpu.text for gpu in host.pci_gpus[:4]) + (", ..." if len(host.pci_gpus) > 4 else "")
-        return [ok(f"{len(host.pci_gpus)} NVIDIA GPUs on the PCI bus", Evidence(directory, found))]
+        return [ok(f"{count(len(host.pci_gpus), 'NVIDIA GPU')} on the PCI bus", Evidence(directory, found))]
     if host.other_vendors:
         named = ", ".join(host.other_vendors)
         return [ok(f"the GPUs of this host are those of source {named}", Evidence(directory, "no NVIDIA GPU"))]
@@ -89,7 +89,7 @@ def check_driver(host: Host) -> list[Finding]:
     if host.driver_version:
         return [ok(f"driver {host.driver_version} is loaded", Evidence(version_file, host.driver_version))]
     if not host.pci_gpus:
-        return [not_checked("there is no GPU that needs one", Evidence(version_file, "none"))]
+        return [not_checked("there is no NVIDIA GPU that needs one", Evidence(version_file, "none"))]
     if all(gpu.driver in VFIO_DRIVERS for gpu in host.pci_gpus):
         seen = Evidence(version_file, "none", "none")
         return [ok("all GPUs are bound to VFIO, for virtual machines: see ocigpu doctor --tenants", seen)]
@@ -199,7 +199,12 @@ def check_binding(host: Host) -> list[Finding]:
     others = [gpu for gpu in host.pci_gpus if gpu.driver not in ("nvidia", "nouveau")]
     directory = f"{host.roots.sys}/bus/pci/devices"
     if not others:
-        return [ok("the driver drives every GPU", Evidence(directory, f"{len(host.pci_gpus)} GPUs bound to nvidia"))]
+        return [
+            ok(
+                "the driver drives every GPU",
+                Evidence(directory, f"{count(len(host.pci_gpus), 'GPU')} bound to nvidia"),
+            )
+        ]
     return [
         say(
             f"gpu-other-driver.{'other' if gpu.driver else 'none'}",
@@ -282,7 +287,7 @@ def check_nvml(host: Host) -> list[Finding]:
     answer, _ = host.nvml
     evidence = Evidence("NVML", answer.problem or f"driver {answer.driver_version}", "an answer")
     if not answer.problem:
-        return [ok(f"NVML answers, with {len(answer.gpus)} GPUs", evidence)]
+        return [ok(f"NVML answers, with {count(len(answer.gpus), 'GPU')}", evidence)]
     what = "mismatch" if answer.code == LIB_RM_VERSION_MISMATCH else "failed"
     what = "silent" if "did not answer" in answer.problem else what
     return [say(f"nvml-failed.{what}", evidence, problem=answer.problem)]
@@ -322,9 +327,9 @@ def check_lost(host: Host) -> list[Finding]:
             path = f"{host.roots.proc}/driver/nvidia/gpus/{unlisted.name}"
             both = (Evidence(path, "there"), Evidence("NVML", "not listed", "listed"))
             findings.append(say("gpu-lost.unlisted", *both, where=unlisted.bus_id, index=unlisted.minor))
-    count = len(answer.gpus)
-    every = "the GPU answers" if count == 1 else f"all {count} GPUs answer"
-    well = ok(every, Evidence("NVML", f"{count} without an error"))
+    number = len(answer.gpus)
+    every = {1: "the GPU answers", 2: "both GPUs answer"}.get(number, f"all {number} GPUs answer")
+    well = ok(every, Evidence("NVML", f"{number} without an error"))
     return findings or _xids(host) or [well]
 
 

@@ -3,6 +3,7 @@
 import os
 import shlex
 
+from ocigpu.core.errors import count
 from ocigpu.doctor.driver import why_not_ask
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
@@ -142,7 +143,7 @@ def check_mig_mode(host: Host) -> list[Finding]:
             now, then = words.get(mode[0]), words.get(mode[1])
             seen = Evidence(f"NVML, GPU {index}", f"MIG mode {now}", f"{then} (pending)")
             findings.append(say("mig-pending.pending", seen, index=index, now=now, then=then))
-    well = ok("no GPU waits for a change of MIG mode", Evidence("NVML", f"{len(modes)} GPUs that can do MIG"))
+    well = ok("no GPU waits for a change of MIG mode", Evidence("NVML", f"{count(len(modes), 'GPU')} with MIG"))
     return findings or [well]
 
 
@@ -167,7 +168,12 @@ def check_mig_instances(host: Host) -> list[Finding]:
     if not enabled:
         return [ok("no GPU is in MIG mode", Evidence("NVML", "MIG off on all GPUs"))]
     devices = sum(len(gpu.mig_devices) for gpu in enabled)
-    return [ok("GPUs in MIG mode have instances", Evidence("NVML", f"{devices} MIG devices on {len(enabled)} GPUs"))]
+    return [
+        ok(
+            "GPUs in MIG mode have instances",
+            Evidence("NVML", f"{count(devices, 'MIG device')} on {count(len(enabled), 'GPU')}"),
+        )
+    ]
 
 
 def check_mig_nodes(host: Host) -> list[Finding]:
@@ -216,5 +222,10 @@ def check_persistence(host: Host) -> list[Finding]:
     if not known:
         return [not_checked("NVML does not report the persistence mode")]
     if not asleep:
-        return [ok("GPUs stay initialised between containers", Evidence("NVML", f"persistence on, {len(known)} GPUs"))]
+        return [
+            ok(
+                "GPUs stay initialised between containers",
+                Evidence("NVML", f"persistence on, {count(len(known), 'GPU')}"),
+            )
+        ]
     return [say("persistence-off.off", Evidence("NVML", f"persistence mode off: GPU {', '.join(asleep)}", "on"))]

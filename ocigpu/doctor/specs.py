@@ -8,7 +8,7 @@ from typing import Any
 from ocigpu.cdi.check import BIND_TYPES
 from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_soname
 from ocigpu.cdi.versions import VERSIONS, is_older, newest_version, parse_version, requirements
-from ocigpu.core.errors import printable
+from ocigpu.core.errors import count, printable
 from ocigpu.core.settings import MODES
 from ocigpu.doctor.engines import installed_engines
 from ocigpu.doctor.files import put_away
@@ -32,7 +32,7 @@ def _none(host: Host) -> list[Finding]:
 def _looked(host: Host) -> tuple[Evidence, ...]:
     found = host.specs.files
     return tuple(
-        host.evidence(path, f"{sum(file.directory == number for file in found)} specifications")
+        host.evidence(path, count(sum(file.directory == number for file in found), "specification"))
         for number, path in enumerate(host.specs.directories)
     )
 
@@ -54,7 +54,7 @@ def _write_command(host: Host, file: SpecFile, *more: str) -> str:
 def check_missing(host: Host) -> list[Finding]:
     """Is there a specification where one is needed?"""
     if host.specs.gpus:
-        files = tuple(host.evidence(file.path, f"{len(file.spec['devices'])} devices") for file in host.specs.gpus)
+        files = tuple(host.evidence(file.path, count(len(file.spec["devices"]), "device")) for file in host.specs.gpus)
         return [ok("there is a specification of NVIDIA GPUs", *files)]
     if host.is_wsl and host.wsl_stores:
         write = host.command(*GENERATE.split()[1:-1], host.path(SPECIFICATION))
@@ -185,7 +185,7 @@ def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
             reasons.append(f"it names {unknown[0]}, which this host does not have: a GPU was exchanged")
     gone = [path for path in dict.fromkeys(paths) if path and not _is_there(host, path)]
     if gone:
-        reasons.append(f"it names {len(gone)} files that do not exist, such as {printable(gone[0], 200)}")
+        reasons.append(f"it names {count(len(gone), 'file')} that do not exist, such as {printable(gone[0], 200)}")
     return reasons
 
 
@@ -274,7 +274,7 @@ def check_hooks(host: Host) -> list[Finding]:
             shown = printable(program, 200)
             evidence = host.evidence(path, f"hook {shown}", "a program")
             findings.append(say("cdi-hook-missing.none", evidence, program=shown, write=_write_command(host, file)))
-    found = f"{len(seen)} hook programs" if seen else "no hook"
+    found = count(len(seen), "hook program") if seen else "no hook"
     findings += _relying(host)
     return findings or [ok("programs of specifications exist", Evidence(", ".join(host.specs.directories), found))]
 

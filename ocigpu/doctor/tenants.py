@@ -9,6 +9,7 @@ What hardware has yet to confirm: TOGGLES and SECONDS_PER_GIB, by which the time
 import re
 from typing import Any
 
+from ocigpu.core.errors import count
 from ocigpu.core.toml import toml_value
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.tenant_facts import (
@@ -148,7 +149,7 @@ def check_groups(facts: TenantFacts) -> list[Finding]:
             found.append(say("tenants-iommu.shared", seen, group=number, gpus=kinds))
     if not facts.gpus:
         return [not_checked("no NVIDIA GPU is on the PCI bus")]
-    return found or [ok(f"{len(facts.gpus)} GPUs, each in a group of its own")]
+    return found or [ok(f"{count(len(facts.gpus), 'GPU')}, each in a group of its own")]
 
 
 def _stays_behind(function: TenantFunction) -> bool:
@@ -208,7 +209,7 @@ def check_reset(facts: TenantFacts) -> list[Finding]:
             found.append(say("tenants-reset.function", seen, address=gpu.address, methods=", ".join(real)))
     if not facts.gpus:
         return [not_checked("no NVIDIA GPU is on the PCI bus")]
-    return found or [ok(f"{len(facts.gpus)} GPUs can be reset")]
+    return found or [ok(f"{count(len(facts.gpus), 'GPU')} can be reset")]
 
 
 def check_baseline(facts: TenantFacts) -> list[Finding]:

@@ -162,6 +162,15 @@ def test_what_cannot_be_run_is_one_line_and_has_its_status(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_hint_names_a_program_that_is_not_on_the_path() -> None:
+    """As a virtual environment's that was not activated."""
+    done = sim_exec("--", "ocigpu", "list", "--json", PATH="/usr/bin:/bin")
+    assert done.returncode == 127
+    (hint,) = (line for line in done.stderr.splitlines() if line.startswith("hint: it is not on PATH: "))
+    again = run(["sh", "-c", hint.partition(" PATH: ")[2]], env={**os.environ, "PATH": "/usr/bin:/bin"})
+    assert len(json.loads(again.stdout)["gpus"]) == 1
+
+
 def test_the_hint_makes_the_host_that_was_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     host = str(tmp_path / "host")
     words = ["sim", "create", host, "--libraries-only", "--model", "mi300x", "--model", "t4"]

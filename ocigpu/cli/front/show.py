@@ -6,9 +6,11 @@ from itertools import zip_longest
 
 from ocigpu.cli.front import manual
 from ocigpu.cli.front.manual import columns
+from ocigpu.core import errors
 from ocigpu.core.errors import printable
 from ocigpu.system import signals
 
+count = errors.count
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -239,11 +241,6 @@ def driver_line(facts: "HostFacts") -> str:
         parts.append(f"CUDA {facts.cuda_version}")
     parts.append(count(len(facts.gpus), "GPU"))
     return ", ".join(parts) + (f" (from {facts.source})" if facts.source else "")
-
-
-def count(number: int, noun: str) -> str:
-    """Return e.g. "1 GPU", "2 GPUs"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class Progress:

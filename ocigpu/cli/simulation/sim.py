@@ -146,7 +146,8 @@ def exec_command(
             path = shutil.which(command[0], path=environment["PATH"])
             if path is None:
                 there = "/" in command[0] and os.path.exists(command[0])
-                raise _cannot_run(*((126, "not executable") if there else (127, "no such program")), command[0])
+                hint = "" if there else _hint_of_path(command)
+                raise _cannot_run(*((126, "not executable") if there else (127, "no such program")), command[0], hint)
             if quiet:
                 environment["OCIGPU_SIM_QUIET"] = "1"
             else:
@@ -164,8 +165,17 @@ def exec_command(
     return end_like(status)
 
 
-def _cannot_run(status: int, cause: str, program: str) -> OcigpuError:
-    error = OcigpuError("OCIGPU-SIM-1", f"execute {program}: {cause}", "")
+def _hint_of_path(command: list[str]) -> str:
+    """Return how to name a program that lies beside this one, in a virtual environment that is not on PATH."""
+    own = os.path.abspath(sys.argv[0])
+    beside = os.path.join(os.path.dirname(own), command[0])
+    if "/" in command[0] or not os.access(beside, os.X_OK):
+        return ""
+    return f"it is not on PATH: {shlex.join([own, 'sim', 'exec', '--', beside, *command[1:]])}"
+
+
+def _cannot_run(status: int, cause: str, program: str, hint: str = "") -> OcigpuError:
+    error = OcigpuError("OCIGPU-SIM-1", f"execute {program}: {cause}", hint)
     error.exit_code = status
     return error
 
