@@ -1,17 +1,10 @@
 """Whether NVIDIA GPUs are healthy, judged by samples with the XIDs and rules of the device plugin."""
 
-import os
 from collections.abc import Iterable, Mapping
 
 from ocigpu.exporter.owners import WHOLE, Key
 from ocigpu.exporter.sample import GpuSample
-from ocigpu.kubernetes.node.health import RULES, HealthPolicy, HealthState, Rules, parse_policy
-
-
-def read_policy(environment: Mapping[str, str] = os.environ) -> tuple[HealthPolicy, tuple[str, ...]]:
-    """Return which XIDs count, by the device plugin's variables, and notes on words in them without a meaning."""
-    names = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
-    return parse_policy(*(environment.get(name, "") for name in names))
+from ocigpu.kubernetes.node.health import RULES, HealthPolicy, HealthState, Rules
 
 
 class HealthWatch:

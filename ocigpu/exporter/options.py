@@ -39,6 +39,8 @@ class ExporterOptions(NamedTuple):
     replace_blanks_in_model_name: bool = False
     enable_gpu_bind_unbind_watch: bool = False
     gpu_bind_unbind_poll_interval: float = 1.0
+    disabled_health_checks: str = ""
+    enabled_health_checks: str = ""
     log_format: str = "text"
     debug: bool = False
 

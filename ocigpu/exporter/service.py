@@ -17,7 +17,7 @@ from ocigpu.core.settings import Settings
 from ocigpu.core.vendors import FIRST
 from ocigpu.exporter.collectors import Collector, read_collectors
 from ocigpu.exporter.exposition import OWN_LABELS, Picture, render
-from ocigpu.exporter.health import HealthWatch, read_policy
+from ocigpu.exporter.health import HealthWatch
 from ocigpu.exporter.metrics import XID_TOTAL
 from ocigpu.exporter.options import ExporterOptions, parse_address
 from ocigpu.exporter.owners import Owners, VfioDevice, find_owners, find_vfio_owners, read_jobs
@@ -28,6 +28,7 @@ from ocigpu.exporter.shares import find_split, read_pod_uids
 from ocigpu.gpus.tree import find_roots, normal_bus_id
 from ocigpu.gpus.vendors import find_vendors, load_vendor
 from ocigpu.gpus.vfio.facts import read_vfio_facts
+from ocigpu.kubernetes.node.health import parse_policy
 from ocigpu.system.exposition import render_number
 from ocigpu.system.pages import Page, WebServer, make_page
 from ocigpu.system.service import FollowedFile, ServiceLog, Signals
@@ -142,7 +143,7 @@ class ExporterService:
         asks = options.kubernetes and (options.kubernetes_enable_pod_labels or options.kubernetes_enable_pod_uid)
         labels = allowed if options.kubernetes_enable_pod_labels else None
         self.pods = PodLookup(labels, OWN_LABELS) if asks else None
-        policy, notes = read_policy()
+        policy, notes = parse_policy(options.disabled_health_checks, options.enabled_health_checks)
         for note in notes:
             log("warning", note)
         self.health = HealthWatch(policy)

@@ -4,18 +4,19 @@ import pytest
 from exporter_lab import read_page
 
 from ocigpu.exporter.exposition import Picture, render
-from ocigpu.exporter.health import HealthWatch, read_policy
-from ocigpu.exporter.options import ExporterOptions
+from ocigpu.exporter.health import HealthWatch
+from ocigpu.exporter.options import ExporterOptions, parse_options
 from ocigpu.exporter.owners import WHOLE
 from ocigpu.exporter.sample import GpuSample, Instance, Sample
-from ocigpu.kubernetes.node.health import Rules
+from ocigpu.kubernetes.node.health import Rules, parse_policy
 
 GPU = GpuSample(0, "GPU-a", "00000000:01:00.0", "A")
 RULES = Rules(probes=2, hold=10.0)
 
 
 def watch(**variables: str) -> HealthWatch:
-    policy, notes = read_policy(variables)
+    options = parse_options((), variables)
+    policy, notes = parse_policy(options.disabled_health_checks, options.enabled_health_checks)
     assert notes == ()
     return HealthWatch(policy, RULES)
 
