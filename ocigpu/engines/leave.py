@@ -50,8 +50,8 @@ def is_shim(root: str, path: str, shim: str) -> bool:
     return bool(path) and len({os.path.realpath(os.path.join(root, one.lstrip("/"))) for one in (path, shim)}) == 1
 
 
-def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
-    """Return the containers that need the shim, as text.
+def find_users(root: str, shim: str, statuses: list[EngineStatus], podman: list[PodmanContainer]) -> list[str]:
+    """Return the containers that need the shim, as text; ``podman``: root's of Podman.
 
     Running containers need it, because the shim also ends them. containerd's own shim keeps the program's path beside
     the bundle (containerd, pkg/runc: WriteRuntime) and works in a bundle's directory (runtime/v2: Command), wherever
@@ -81,7 +81,7 @@ def find_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
         for one in _docker_containers(root, status) if names else ():
             if one.runtime in names:
                 found[one.identity] = f"Docker's container {one.name}, made with the runtime {one.runtime}"
-    found |= _podman_users(root, shim, statuses, read_containers(root))
+    found |= _podman_users(root, shim, statuses, podman)
     return list(found.values())
 
 
@@ -93,8 +93,8 @@ def find_podman_users(shim: str, statuses: list[EngineStatus], home: str) -> lis
 def _podman_users(
     root: str, shim: str, statuses: list[EngineStatus], containers: list[PodmanContainer]
 ) -> dict[str, str]:
-    podman = (status for status in statuses if status.engine == "podman")
-    names = {entry.name for status in podman for entry in entries_of(root, shim, status)}
+    engines = (status for status in statuses if status.engine == "podman")
+    names = {entry.name for status in engines for entry in entries_of(root, shim, status)}
     return {
         one.identity: f"Podman's container {one.name}, made with the runtime {one.runtime}"
         for one in containers
@@ -102,7 +102,7 @@ def _podman_users(
     }
 
 
-def find_cdi_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[str]:
+def find_cdi_users(root: str, shim: str, statuses: list[EngineStatus], podman: list[PodmanContainer]) -> list[str]:
     """Return the containers that start with CDI devices of a specification whose hooks are ours, as text.
 
     Docker and Podman look the devices up at each start.  Another toolkit can define them, so they need not be removed.
@@ -113,7 +113,7 @@ def find_cdi_users(root: str, shim: str, statuses: list[EngineStatus]) -> list[s
             text = _text(root, path)
             if os.path.join(os.path.dirname(shim), OUR_HOOK) in text and (kind := _KIND.search(text)):
                 kinds[kind[1]] = path
-    users = [(f"Podman's container {one.name}", one.devices) for one in read_containers(root)] if kinds else []
+    users = [(f"Podman's container {one.name}", one.devices) for one in podman]
     for status in statuses if kinds else ():
         if status.engine == "docker":
             users += [(f"Docker's container {one.name}", one.devices) for one in _docker_containers(root, status)]

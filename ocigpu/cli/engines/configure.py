@@ -485,6 +485,7 @@ def leave_command(program: str = "", root: str = "/") -> None:
         note_waiting,
     )
     from ocigpu.engines.places import find_program
+    from ocigpu.engines.podman import read_containers
     from ocigpu.engines.remove import plan_removal
     from ocigpu.engines.status import RUNTIME, read_engine_status
     from ocigpu.engines.wanted import Wanted
@@ -497,8 +498,10 @@ def leave_command(program: str = "", root: str = "/") -> None:
         hint = "take it out: ocigpu engine remove ENGINE; or install what has this name"
         _refuse(find_entries(root, shim, statuses, program), hint)
         return
-    _refuse(find_users(root, shim, statuses), "end and remove them first (docker rm, podman rm, ctr container rm)")
-    remarks = find_cdi_users(root, shim, statuses) + _ask_users(root, shim, statuses)
+    podman = read_containers(root)
+    needs = find_users(root, shim, statuses, podman)
+    _refuse(needs, "end and remove them first (docker rm, podman rm, ctr container rm)")
+    remarks = find_cdi_users(root, shim, statuses, podman) + _ask_users(root, shim, statuses)
     waiting = find_waiting(root)
     for status in statuses:
         if not entries_of(root, shim, status):
