@@ -118,11 +118,10 @@ def life_cycle(runtime: str, root: Path, bundle: Path, env: dict[str, str], name
     base = [runtime, "--root", str(root)]
     before = processor_time()
     spent = {"create": run([*base, "create", "--bundle", str(bundle), "--pid-file", str(pid_file), name], env)}
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(subprocess.run, [*base, "delete", "--force", name], env=env, capture_output=True)
         spent["start"] = run([*base, "start", name], env)
         wait_stopped(int(pid_file.read_text()))
         spent["delete"] = run([*base, "delete", name], env)
-    except Exception:
-        subprocess.run([*base, "delete", "--force", name], env=env, capture_output=True)
-        raise
+        undo.pop_all()  # it is deleted
     return {**spent, "figure": sum(spent.values()), "cpu": processor_time() - before}

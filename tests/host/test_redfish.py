@@ -509,6 +509,7 @@ def test_only_who_has_the_key_of_the_certificate_has_signed() -> None:
             verify_measurements(data, wrong)
 
 
+@pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 def test_whatever_a_controllers_certificates_are_is_an_error_of_ours() -> None:
     """Each byte of a chain is another in turn: the library has many errors, and no class of them all."""
     chain = make_chain("one")

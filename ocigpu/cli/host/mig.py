@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import yaml
@@ -201,6 +201,7 @@ def apply_command(
         ExitStack() as locks,
     ):  # what was destroyed is made or put back before a signal ends us
         hooks.run("apply-start")
+        done = False
         try:
             host = _read_host(options)
             # hooks end programs before something is changed: only then it is asked who is left
@@ -208,13 +209,11 @@ def apply_command(
             planner, missing = host.asked(options, held)
             changes, notes = _change(host, options, planner, held, not skip_reset, hooks)
             show.answer(_show(changes, "done", notes, missing=missing), json)  # it is so, whatever the last hook does
-        except Exception as error:
+            done = True
+        finally:
             locks.close()
-            with suppress(HostError):  # the first error is what is to be mended
+            with nullcontext() if done else suppress(HostError):  # the first error is what is to be mended
                 hooks.run("apply-exit")
-            raise error from error.__cause__
-        locks.close()
-        hooks.run("apply-exit")
 
 
 def _hooks(options: Asked, hooks_file: str, skip_reset: bool) -> Hooks:

@@ -61,10 +61,16 @@ def verify_measurements(data: bytes, chain: str) -> tuple[str, str]:
     ImportError without the module cryptography.
     """
     from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
+    # what the library raises for certificates has no class of its own
+    refusals = (
+        ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.DuplicateExtension, x509.ExtensionNotFound,
+        x509.InvalidVersion, x509.UnsupportedGeneralNameType,
+    )  # fmt: skip
     try:
         if chain.count("-----BEGIN") > MAX_CHAIN:
             raise ValueError(f"more than {MAX_CHAIN}")  # before any of them is read
@@ -79,14 +85,13 @@ def verify_measurements(data: bytes, chain: str) -> tuple[str, str]:
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
             raise ValueError("the key is none of P-384")
         fingerprints = _fingerprint(key), _fingerprint(found[-1].public_key())
-    # the library's errors have no class of their own: InvalidVersion, DuplicateExtension and others are Exceptions
-    except Exception as error:
+    except refusals as error:
         why = str(error) or "a certificate that its issuer has not signed"
         raise ValueError(f"measurements whose certificates form no chain: {why}") from error
     numbers = (int.from_bytes(data[-SIGNATURE:-48]), int.from_bytes(data[-48:]))
     try:
         key.verify(encode_dss_signature(*numbers), data[:-SIGNATURE], ec.ECDSA(hashes.SHA384()))
-    except Exception as error:
+    except InvalidSignature as error:
         raise ValueError("measurements with a signature that is not the component's") from error
     return fingerprints
 
