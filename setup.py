@@ -21,8 +21,9 @@ class BuildPy(build_py):
         if not self.editable_mode:
             from ocigpu.sim.libraries import prebuild
 
-            made = prebuild(Path(self.build_lib) / "ocigpu/sim/prebuilt")
-            print(f"libraries of simulated GPUs: {', '.join(made) or 'none, there is no C compiler'}")
+            for machine, lacks in prebuild(Path(self.build_lib) / "ocigpu/sim/prebuilt").items():
+                if lacks:
+                    self.warn(f"simulated GPUs on {machine}: {lacks}")
 
 
 setup(cmdclass={"build_py": BuildPy})

@@ -34,7 +34,10 @@ packaging/install.sh --prefix /usr --stage "$tree" --vendored "$vendored" --id "
 "$python" -I -S -B -c 'import sys; sys.path += sys.argv[1:3]
 from pathlib import Path
 from ocigpu.sim.libraries import prebuild
-sys.exit(not prebuild(Path(sys.argv[1], "ocigpu/sim/prebuilt"), native=True))' \
+made = Path(sys.argv[1], "ocigpu/sim/prebuilt")
+for lacks in filter(None, prebuild(made, native=True).values()):
+    print(f"package.sh: simulated GPUs: {lacks}", file=sys.stderr)
+sys.exit(not any(made.iterdir()))' \
   "$tree/usr/lib/ocigpu/versions/$id/library" "$vendored"
 # dpkg and rpm replace files one after another, and remove those of the former version when they like.  A start must not
 # see that: the package's own are only what postinst makes hard links of, in versions/ID.

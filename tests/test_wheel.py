@@ -70,6 +70,17 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path, session_directo
     assert f"ocigpu/sim/prebuilt/{os.uname().machine}/libnvidia-ml.so" in names
 
 
+def test_a_wheel_that_is_built_without_a_compiler_warns(built: Path, session_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    words = ["-c", "from setuptools import build_meta; build_meta.build_wheel('dist')"]
+    source = shutil.copytree(session_directory / "source", tmp_path / "source")
+    done = run([sys.executable, *words], env={**os.environ, "PATH": str(tmp_path / "bin")}, cwd=source)
+    warning = f"simulated GPUs on {os.uname().machine}: no libraries: no C compiler: gcc or cc is needed"
+    assert warning in done.stdout + done.stderr
+    (wheel,) = (source / "dist").glob("*.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "prebuilt" in name]
+
+
 def test_the_source_distribution_can_build_package_and_test(built: Path) -> None:
     with tarfile.open(built / f"ocigpu-{__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -23,9 +23,24 @@ def version_command() -> "show.Answer":
     print(f"ocigpu {__version__}")
 
 
-def _version() -> dict[str, str]:
+def _version() -> dict[str, Any]:
+    from ocigpu.sim.libraries import find_prebuilt
+
     library = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return {"version": __version__, "python": sys.version.split(" ")[0], "library": library}
+    python = sys.version.split(" ")[0]
+    return {"version": __version__, "python": python, "library": library, "prebuilt": find_prebuilt()}
+
+
+def _simulation(prebuilt: list[str]) -> str:
+    """Return where the libraries of simulated GPUs come from."""
+    from ocigpu.sim.libraries import COMPILER_HINT, find_compiler
+
+    machine, compiler = os.uname().machine, find_compiler()
+    if machine in prebuilt:
+        return f"prebuilt libraries for {' and '.join(prebuilt)}"
+    if compiler:
+        return f"libraries are compiled when needed, by {compiler}"
+    return f"not possible: no prebuilt libraries for {machine}, no C compiler ({COMPILER_HINT})"
 
 
 def status_command(config: str = "") -> "show.Answer":
@@ -67,6 +82,7 @@ def status_command(config: str = "") -> "show.Answer":
     fields += [("programs" if not number else "", path or f"{name}: not found")
                for number, (name, path) in enumerate(programs.items())]  # fmt: skip
     fields += [
+        ("simulation", _simulation(version["prebuilt"])),
         ("settings", settings.path or "the defaults: there is no file"),
         ("host", show.host_line(facts)),
         ("driver", show.driver_line(facts) if facts.driver_version or facts.gpus else "none"),

@@ -87,7 +87,8 @@ class Compiler:
     def __init__(self, scratch: Path, name: str = "") -> None:
         path = shutil.which(name) if name else find_compiler()
         if path is None:
-            raise sim_error("no C compiler: gcc or cc is needed to make the libraries", COMPILER_HINT)
+            wanted = name or "gcc or cc"
+            raise sim_error(f"no C compiler: {wanted} is needed to make the libraries", COMPILER_HINT)
         self.path = path
         self.scratch = scratch
         (scratch / "unsupported.h").write_text(render_unsupported())
@@ -254,10 +255,11 @@ def place_few(root: Path, table: bytes, driver_version: str, sources: Sequence[s
     return Built(len(wanted), 0, (program.name,), ())
 
 
-def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str] = _ANSWERING) -> None:
+def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str] = _ANSWERING) -> bool:
     """Compile into ``directory`` what :func:`place_few` and :func:`build` take, with empty tables and no SONAMEs.
 
     ``compiler_name``: "" is this machine's.  ``sources``: with "nvml" come nvidia-smi and the blank libraries.
+    Returns whether nvidia-smi, if it was made, is linked statically.
     """
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         compiler = Compiler(Path(scratch), compiler_name)
@@ -272,27 +274,34 @@ def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str]
             failure = compiler.link(directory / f"{library.name}.so", soname, item, "-s", *stub)
             _succeed(failure and f"link {library.name}: {failure}")
         if "nvml" in sources:
-            _compile_program(compiler, directory / read_tables()["built"]["programs"][0])
+            return _compile_program(compiler, directory / read_tables()["built"]["programs"][0])
+    return True
 
 
-def prebuild(directory: Path, native: bool = False) -> list[str]:
+def find_prebuilt() -> list[str]:
+    """Return the types of machines that this installation has prebuilt libraries for."""
+    return [machine for machine in _MACHINES if (PREBUILT / machine).is_dir()]
+
+
+def prebuild(directory: Path, native: bool = False) -> dict[str, str]:
     """Compile for a wheel, into a directory for each type of machine that a compiler here makes programs for.
 
-    ``native``: for this type only, as for a package.  Returns those types; none without a compiler, and such a wheel
-    needs a compiler where it is used.
+    ``native``: for this type only, as for a package.  Returns for each type what the wheel lacks, "" for nothing: where
+    it has no libraries, it needs a compiler where it is used.
     """
     machines = {} if native else {machine: f"{machine}-linux-gnu-gcc" for machine in _MACHINES}
     machines[platform.machine()] = ""
-    made = []
+    lacking = {}
     for machine, compiler in machines.items():
         place = directory / machine
         place.mkdir(parents=True, exist_ok=True)
         try:
-            compile_few(place, compiler)
-            made.append(machine)
-        except OcigpuError:
+            static = compile_few(place, compiler)
+            lacking[machine] = "" if static else "nvidia-smi runs only where glibc is: there is no static libc"
+        except OcigpuError as error:
             shutil.rmtree(place)
-    return made
+            lacking[machine] = f"no libraries: {error.message}"
+    return lacking
 
 
 def _libc_stub(compiler: Compiler, item: Path, name: str, *flags: str) -> list[str | Path]:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -279,6 +280,29 @@ def test_without_compiler_and_libraries_one_line_says_so(tmp_path: Path) -> None
     assert line.endswith(f"and this installation brings none for {os.uname().machine}")
     assert hint == "hint: apt-get install gcc libc6-dev"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_wheel_lacks_is_said_when_it_is_built_and_where_it_is_installed(
+    tmp_path: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown() -> tuple[str, list[str]]:
+        assert (main(["status"]), main(["version", "--json"])) == (0, 0)
+        lines, data = capsys.readouterr().out.split("{", 1)
+        (line,) = re.findall(r"^simulation +(.*)", lines, re.MULTILINE)
+        return line, json.loads("{" + data)["prebuilt"]
+
+    machine = os.uname().machine
+    assert shown() == (f"libraries are compiled when needed, by {libraries.find_compiler()}", [])
+    monkeypatch.setattr(libraries, "PREBUILT", prebuilt)
+    assert shown() == (f"prebuilt libraries for {machine}", [machine])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(libraries, "PREBUILT", tmp_path / "made")
+    lacking = libraries.prebuild(tmp_path / "made")
+    assert lacking[machine] == "no libraries: no C compiler: gcc or cc is needed to make the libraries"
+    assert all(text.startswith("no libraries: ") for text in lacking.values())
+    assert list((tmp_path / "made").iterdir()) == []
+    said = f"not possible: no prebuilt libraries for {machine}, no C compiler (apt-get install gcc libc6-dev)"
+    assert shown() == (said, [])
 
 
 def test_libraries_of_another_version_are_refused(
