@@ -1,7 +1,9 @@
 import math
+import re
 from pathlib import Path
 
 import pytest
+from support.product import REPOSITORY
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.sim.files import render_mig_minors, render_proc_devices
@@ -145,6 +147,18 @@ def test_an_impossible_clique_is_refused(model: str, clique: str, message: str) 
     with pytest.raises(OcigpuError) as raised:
         make_gpus(MODELS[model], 1, clique=clique)
     assert message in raised.value.message
+
+
+def test_the_page_for_ci_names_every_model() -> None:
+    text = (
+        (REPOSITORY / "docs/CI.md").read_text().split("Models, as `--model` takes them:")[1].partition(". `ocigpu")[0]
+    )
+    assert re.findall(r"`(\w+)`", text) == [*MODELS]
+
+
+def test_every_model_says_where_its_figures_come_from() -> None:
+    text = (REPOSITORY / "ocigpu/sim/models.toml").read_text()
+    assert re.findall(r"^\[models\.(\w+)\]\n# \w", text, re.MULTILINE) == [*MODELS]
 
 
 def test_unknown_model_is_refused_with_the_list_of_models() -> None:
