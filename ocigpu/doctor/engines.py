@@ -5,7 +5,6 @@ import re
 import shlex
 import tomllib
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from ocigpu.core.errors import OcigpuError, printable
@@ -14,7 +13,7 @@ from ocigpu.doctor.files import put_away
 from ocigpu.doctor.findings import KNOWN, Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.live import start_time
-from ocigpu.doctor.repairs import find_entry_repair, find_repair, find_switch_repair
+from ocigpu.doctor.repairs import find_config_repair, find_switch_repair
 from ocigpu.doctor.settings import VENDOR_SETTINGS
 from ocigpu.engines import places
 from ocigpu.engines.document import look_up, table_at
@@ -30,6 +29,7 @@ from ocigpu.engines.status import (
     read_merged,
     runtime_keys,
 )
+from ocigpu.engines.units import start_command
 
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 USERS_OF_CONTAINERD = (
@@ -38,7 +38,6 @@ USERS_OF_CONTAINERD = (
 )
 HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 """Where Podman and CRI-O look for hooks unless a file of theirs says otherwise (oci-hooks(5))."""
-_NO_TABLE = re.compile(r": runtimes\.([\w.-]+) is not a table")
 CLI = "nvidia-container-cli"
 VENDOR_HOOKS = ("nvidia-container-toolkit", "nvidia-container-runtime-hook")
 UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
@@ -119,7 +118,7 @@ def _where(host: Host, status: EngineStatus) -> list[str]:
 def restart(host: Host, status: EngineStatus) -> str:
     """Return the command that has an engine read its configuration again, "" for none."""
     service = KNOWN["engines"][status.engine]["service"]
-    return f"systemctl restart {_service(status, service)}" if service and not host.root else ""
+    return start_command(_service(status, service)) if service and not host.root else ""
 
 
 def _service(status: EngineStatus, service: str) -> str:
@@ -248,15 +247,11 @@ def _say_broken(host: Host, status: EngineStatus, text: str) -> Finding:
     file = host.path(path)
     repair = ""
     with suppress(OcigpuError):
-        config = host.text(path) or ""
-        found = host.find(path)
-        repair = find_repair(found, config, partial(places.parse_config, path))
-        if status.engine == "docker" and (name := _NO_TABLE.search(text)):
-            repair = find_entry_repair(found, config, name[1])
+        repair = find_config_repair(host.find(path), path, host.text(path) or "", text)
     fixes = [f"# correct {file}; this says what is wrong:", _checker(host, status)]
     if path != status.target:
         fixes += [f"# or do without it: {put_away(file)}"]
-    seen = Evidence(file, printable(text, 300), "a valid file")
+    seen = Evidence(file, printable(text.removeprefix(f"{path}: "), 300), "a valid file")
     fixed = (repair, restart(host, status)) if repair else tuple(fixes)
     return say("engine-config-broken.broken", seen, engine=label(status), problem=text, fixes=fixed)
 
@@ -427,7 +422,7 @@ def check_running(host: Host) -> list[Finding]:
                 severity=severity,
                 engine=label(status),
                 program=program,
-                service=service,
+                start=start_command(service, "start"),
                 log=f"{'--user ' if '--user' in service else ''}-u {service.removeprefix('--user ')}",
             )
         )

@@ -88,7 +88,7 @@ class Check(NamedTuple):
 
 
 RESTART = "systemctl restart "
-"""How a fix begins that is left to people: containers may stop."""
+"""What a fix contains that is left to people: containers may stop."""
 CHECKS = tuple(Check(name, **entry) for name, entry in read_table("checks.toml").items())
 TENANTS = tuple(Check(name, **entry, takes="tenant_facts") for name, entry in read_table("tenants.toml").items())
 """The checks of ``ocigpu doctor --tenants``: of a node whose GPUs go to virtual machines."""
@@ -111,7 +111,7 @@ def say(what: str, /, *evidence: Evidence, **values: object) -> Finding:
         fixes += value if isinstance(value, tuple) else [fix.format(**values)]
     severity = str(values.get("severity", entry["severity"]))
     fixes = [fix for fix in fixes if fix]
-    safe = [fix for fix in fixes if entry.get("safe") and not fix.startswith(("#", RESTART))]
+    safe = [fix for fix in fixes if entry.get("safe") and not fix.startswith("#") and RESTART not in fix]
     choices = tuple(choice.format(**values) for choice in entry.get("choices", ()))
     text = entry["text"].format(**values)
     return Finding(severity, text, evidence, tuple(fixes), safe=tuple(safe), code=what, choices=choices)

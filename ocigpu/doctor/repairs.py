@@ -4,6 +4,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable
+from functools import partial
 
 from ocigpu.core.errors import OcigpuError
 from ocigpu.engines.document import look_up
@@ -14,6 +15,7 @@ NEWLINE = "\n"
 MAX_REPAIRS = 4
 """A file with more errors than this is for people."""
 _STRING_OR_COMMA = re.compile(r'"(?:\\.|[^"\\])*(?:"|\Z)|,(?=\s*[}\]])')
+_NO_TABLE = re.compile(r": runtimes\.([\w.-]+) is not a table")
 _LINE = re.compile(r"at line (\d+)")
 
 
@@ -30,6 +32,16 @@ def find_repair(path: str, text: str, check: Callable[[str], object]) -> str:
     except (ValueError, RecursionError, OcigpuError):
         return ""
     return shlex.join(["sed", "-i", ";".join(scripts), path]) if 0 < len(scripts) <= MAX_REPAIRS else ""
+
+
+def find_config_repair(found: str, path: str, text: str, problem: str) -> str:
+    """Return the command that corrects what a problem of an engine's file says, "" for none.
+
+    ``found``: the file on this machine, as of :func:`find_repair`; ``path``: as the engine names it.
+    """
+    if is_json(path, text) and (name := _NO_TABLE.search(problem)):
+        return find_entry_repair(found, text, name[1])
+    return find_repair(found, text, partial(parse_config, path))
 
 
 def find_entry_repair(path: str, text: str, name: str) -> str:

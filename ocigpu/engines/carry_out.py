@@ -10,6 +10,7 @@ from ocigpu.engines.checker import check
 from ocigpu.engines.configure import ConfigureOptions, Edit, EnginePlan
 from ocigpu.engines.files import EngineFile, Root
 from ocigpu.engines.record import backup_path, dump_record, record_path
+from ocigpu.engines.units import start_command
 
 
 def diff(edit: Edit) -> str:
@@ -125,9 +126,12 @@ def remaining_step(options: ConfigureOptions, plan: EnginePlan) -> str:
         return f"restart {service} where the system in {options.root} runs, if it does"
     if options.engine == "docker":
         if plan.main == places.home_config("/", "docker/daemon.json"):
-            return "systemctl --user restart docker"
+            return start_command("--user docker")
         if plan.main.startswith("/var/snap/"):
             return "snap restart docker"
         reload = options.wanted.name and not options.wanted.cdi and not plan.links
-        return "systemctl reload docker" if reload else "systemctl restart docker"
-    return f"systemctl restart {service}" + (f" (or {service}-agent)" if service in places.KUBERNETES else "")
+        restart = start_command("docker")
+        return "systemctl reload docker" if reload and " && " not in restart else restart
+    return (
+        f"systemctl restart {service} (or {service}-agent)" if service in places.KUBERNETES else start_command(service)
+    )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -538,3 +539,20 @@ def test_what_two_daemons_of_an_engine_lack_is_said_once(
     monkeypatch.setenv("OCIGPU_CONFIG", str(simulated_host.settings))
     assert main(["engine", "test", "docker"]) == 1
     assert capsys.readouterr().err.count("docker run --gpus is not tested: it has no hook") == 1
+
+
+@pytest.mark.parametrize("text", ['{"debug": true,}\n', '{"runtimes": {"ocigpu": "/usr/local/bin/ocigpu-runtime"}}\n'])
+def test_the_hint_on_a_broken_file_corrects_it(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text(text)
+    monkeypatch.setattr("ocigpu.engines.carry_out.check", lambda *_: "")
+    words = ["engine", "configure", "docker", "--no-gpus-hook", "--engine-config", str(file)]
+    words += ["--runtime-path", str(PROGRAMS / "ocigpu-runtime")]
+    assert main(words) == 1
+    hint = capsys.readouterr().err.splitlines()[1]
+    assert hint.endswith("; then run this again")
+    subprocess.run(["sh", "-e", "-c", hint.removeprefix("hint: ").partition("; then")[0]], check=True)
+    assert main(words) == 0, capsys.readouterr().err
+    assert "ocigpu" in json.loads(file.read_text())["runtimes"]

@@ -13,6 +13,7 @@ from support.engine_roots import make_host, put
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.repairs import find_entry_repair, find_repair, find_switch_repair
 from ocigpu.doctor.report import run_checks
+from ocigpu.engines import units
 from ocigpu.engines.places import parse_config
 
 SWITCH = 'disabled_plugins = ["io.containerd.grpc.v1.cri", "x.y"]\nroot = "/a,]"\n'
@@ -54,6 +55,33 @@ def test_a_command_makes_a_file_readable(name: str, text: str, data: object, tmp
 )
 def test_no_command_is_printed_that_does_not_help(name: str, text: str) -> None:
     assert find_repair(f"/{name}", text, partial(parse_config, name)) == ""
+
+
+@pytest.mark.parametrize(
+    ("failing", "commands"),
+    [
+        ("", ["systemctl restart docker", "systemctl start docker", "systemctl --user restart docker"]),
+        (
+            "docker.service loaded failed failed Docker\ndocker.socket loaded failed failed Docker\nssh.service loaded",
+            [
+                "systemctl reset-failed docker.service docker.socket && systemctl restart docker",
+                "systemctl reset-failed docker.service docker.socket && systemctl start docker",
+                "systemctl --user reset-failed docker.service docker.socket && systemctl --user restart docker",
+            ],
+        ),
+    ],
+)
+def test_a_service_that_systemd_has_given_up_is_reset_first(
+    failing: str, commands: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho '{failing}'\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(units, "BOOTED", str(tmp_path))
+    assert [units.start_command("docker"), units.start_command("docker", "start")] == commands[:2]
+    assert units.start_command("--user docker") == commands[2]
+    monkeypatch.setattr(units, "BOOTED", str(tmp_path / "none"))
+    assert units.start_command("docker") == "systemctl restart docker"
 
 
 def test_an_entry_that_is_a_path_becomes_a_table(tmp_path: Path) -> None:

@@ -67,6 +67,15 @@ def with_a_trailing_comma(machine: Staged) -> None:
     machine.run("systemctl", "restart", "docker", check=False)
 
 
+def with_systemd_that_gives_up(machine: Staged) -> None:
+    """systemd starts it thrice, and then refuses, whoever asks."""
+    with_a_trailing_comma(machine)
+    for _ in range(3):
+        done = machine.run("systemctl", "restart", "docker", check=False)
+    assert "repeated too quickly" in done.stderr
+    machine.sh("mkdir -p /run/systemd/system")
+
+
 def with_the_programs_elsewhere(machine: Staged) -> None:
     """As after a package was replaced by an installation below /usr/local."""
     entry = {"ocigpu": {"path": "/opt/ocigpu-1/bin/ocigpu-runtime"}}
@@ -232,6 +241,7 @@ def with_pods_switched_off(machine: Staged) -> None:
 def failures() -> Iterator[tuple[str, Failure]]:
     """Yield the failures by name: engine, way to GPUs, the finding that reports it, and what makes it."""
     yield "docker-trailing-comma", Failure("docker", "runtime", "engine-config-broken", with_a_trailing_comma)
+    yield "docker-start-limit", Failure("docker", "runtime", "engine-config-broken", with_systemd_that_gives_up)
     yield "docker-moved", Failure("docker", "", "engine-runtime-missing", with_the_programs_elsewhere)
     yield "docker-not-read", Failure("docker", "runtime", "docker-not-restarted", with_a_file_that_was_not_read)
     yield "docker-entry-type", Failure("docker", "runtime", "engine-config-broken", with_an_entry_of_a_wrong_type)

@@ -34,8 +34,13 @@ HOME = "/run/root"
 FIX, MORE = "    fix      ", "             "
 CRI = 'plugins."io.containerd.grpc.v1.cri"'
 SYSTEMCTL = """#!/bin/sh
-# What systemd does for dockerd and containerd, on a machine that it does not run on.
-case $1 in start | stop | restart) verb=$1 ;; *) echo "systemctl $1: not on this machine" >&2; exit 1 ;; esac
+# What systemd does for dockerd and containerd, on a machine that it does not run on; three starts that fail are enough.
+case $1 in
+  start | stop | restart) verb=$1 ;;
+  reset-failed) shift; for unit; do rm -f /run/${{unit%.service}}.failed; done; exit ;;
+  list-units) cd /run && for each in *.failed; do echo "${{each%.failed}}.service loaded failed failed"; done; exit ;;
+  *) echo "systemctl $1: not on this machine" >&2; exit 1 ;;
+esac
 unit=${{2%.service}}
 cd {directory}
 case $unit in docker) program="{docker}" ;; containerd) program="{containerd}" ;; *) exit 5 ;; esac
@@ -46,11 +51,12 @@ if [ -n "$pid" ] && [ -d "/proc/$pid" ]; then
   while [ -d "/proc/$pid" ]; do sleep 0.05; done
 fi
 [ $verb != stop ] || exit 0
+[ "$(cat /run/$unit.failed 2>/dev/null)" != xxx ] || {{ echo "Start request repeated too quickly." >&2; exit 1; }}
 PATH={path} HOME=/root setsid -f sh -c 'echo $$ >/run/'$unit'.staged; exec '"$program" >$unit.log 2>&1 </dev/null
 while [ ! -s /run/$unit.staged ] || [ "$(cat /run/$unit.staged)" = "$pid" ]; do sleep 0.01; done
 pid=$(cat /run/$unit.staged)
 for _ in $(seq 1200); do
-  [ -d "/proc/$pid" ] || {{ cat $unit.log >&2; exit 1; }}
+  [ -d "/proc/$pid" ] || {{ printf x >>/run/$unit.failed; cat $unit.log >&2; exit 1; }}
   case $unit in
     docker) docker -H unix:///run/docker.sock version >/dev/null 2>&1 && exit 0 ;;
     containerd) ctr --address {directory}/containerd.sock version >/dev/null 2>&1 && exit 0 ;;

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -391,7 +392,21 @@ def _plan_work(
                 show.diff(text.split("\n")[:-1])
         return work._replace(checked=check_plan(root, work.plan) if work.diffs else "")
     except OcigpuError as error:
-        return work._replace(error=error)
+        return work._replace(error=_with_repair(error, options.root))
+
+
+def _with_repair(error: OcigpuError, root: str) -> OcigpuError:
+    """Return an error of a file that cannot be used; its hint is the command that corrects the file, if one does."""
+    from ocigpu.doctor.repairs import find_config_repair
+    from ocigpu.engines.places import read_file
+
+    path = error.message.partition(": ")[0]
+    if error.code not in ("OCIGPU-ENG-1", "OCIGPU-ENG-2") or not path.startswith("/") or root != "/":
+        return error
+    repair = ""
+    with suppress(OcigpuError):
+        repair = find_config_repair(os.path.realpath(path), path, read_file("/", path) or "", error.message)
+    return OcigpuError(error.code, error.message, f"{repair}; then run this again") if repair else error
 
 
 def carry_out_work(work: EngineWork) -> EngineWork:
