@@ -59,17 +59,20 @@ class Replicas:
         self.output, self._words, self.ports = directory / "caas.log", (url, str(config)), ports
         self.kills = self.updates = 0
         self.stopped = False
-        self.children = [self._start(port) for port in ports]
+        self.children: dict[int, subprocess.Popen[bytes]] = {}
+        for number in range(len(ports)):
+            self.start(number)
 
-    def _start(self, port: int) -> "subprocess.Popen[bytes]":
+    def start(self, number: int) -> None:
+        words = [sys.executable, "-c", SERVE, str(self.ports[number]), *self._words]
         with self.output.open("ab") as log:
-            return subprocess.Popen([sys.executable, "-c", SERVE, str(port), *self._words], stdout=log, stderr=log)
+            self.children[number] = subprocess.Popen(words, stdout=log, stderr=log)
 
     def end(self, number: int, by: int) -> None:
         """End a replica and start it again."""
         self.children[number].send_signal(by)
         self.children[number].wait(60)
-        self.children[number] = self._start(self.ports[number])
+        self.start(number)
         if by == signal.SIGKILL:
             self.kills += 1
         else:
@@ -108,7 +111,7 @@ class Replicas:
 
     def stop(self) -> None:
         self.stopped = True
-        for child in self.children:
+        for child in self.children.values():
             child.kill()
             child.wait()
 

@@ -1,10 +1,13 @@
 """Several replicas of the service for containers, with one database of PostgreSQL: one keeps, all answer."""
 
+import contextlib
+import http.client
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from caas_lab import SEED, TENANCY_TYPE, Lab, ended, running
@@ -172,6 +175,99 @@ def test_a_database_that_is_away_is_told_and_used_again(labs: tuple[Lab, Lab], s
     second.pod(made)
     wait_for("one keeper", lambda: keeps(first) != keeps(second))
     assert not [line for lab in labs for _, line in lab.lines if "OCIGPU-INT" in line or "ExceptionGroup" in line]
+
+
+def test_a_keeper_that_waits_for_the_database_answers_requests(
+    labs: tuple[Lab, Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, key = labs[0], labs[0].key()
+    assert keeper.server.reconciler
+    held, begun, go_on = keeper.server.reconciler.store, threading.Event(), threading.Event()
+    note_made = held.note_made
+
+    def note_later(container: str) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        note_made(container)
+
+    monkeypatch.setattr(held, "note_made", note_later)
+    made = keeper.run(key)
+    try:
+        assert begun.wait(60)
+        assert keeper.ask("GET", f"{PATH}/{made}", key).body["lifecycle"] == "accepted"
+    finally:
+        go_on.set()
+    keeper.wait(key, made, "scheduling")
+
+
+class Service:
+    """A Service of the cluster, to clients that send each request once, over a connection of its own.
+
+    ``endpoints``: ports of replicas; ``open``: requests of each that were sent there and are not answered.
+    """
+
+    def __init__(self, ports: list[int], path: str, key: str) -> None:
+        self.endpoints, self.open = list(ports), dict.fromkeys(ports, 0)
+        self.statuses: list[int | str] = []
+        self._path, self._key, self._lock, self._over = path, key, threading.Lock(), threading.Event()
+        self._threads = [threading.Thread(target=self._be_a_client, args=(number,)) for number in range(4)]
+
+    def _be_a_client(self, number: int) -> None:
+        while not self._over.is_set():
+            with self._lock:
+                port = self.endpoints[number % len(self.endpoints)]
+                self.open[port] += 1
+            self.statuses.append(ask_once(port, self._path, self._key))
+            with self._lock:
+                self.open[port] -= 1
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def send(port: int, path: str, key: str) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+    return connection
+
+
+def ask_once(port: int, path: str, key: str) -> int | str:
+    """Return a status, or why there is none."""
+    try:
+        with contextlib.closing(send(port, path, key)) as connection:
+            return connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        return repr(error)
+
+
+def test_an_update_loses_no_request(server: Postgres, tmp_path: Path) -> None:
+    """What the chart's pause is for: first connections end to come, then SIGTERM comes, while one request waits."""
+    with storm(tmp_path, server.make_database(), replicas=2, tenancies=1) as made:
+        replicas, (key,) = made.replicas, made.keys.values()
+        status, container = replicas.ask("POST", PATH, key, {**SEED, "tenancy": "tenant0"})
+        assert status == 202
+        with Service(replicas.ports, PATH, key) as service:
+            for number, port in enumerate(replicas.ports):
+                with contextlib.closing(send(port, f"{PATH}/{container['id']}?wait=finished&timeout=300", key)) as late:
+                    seen = len(service.statuses)
+                    wait_for("requests after it", lambda count=seen: len(service.statuses) > count + 20)
+                    service.endpoints.remove(port)
+                    wait_for("the last of them", lambda one=port: not service.open[one])
+                    replicas.children[number].send_signal(signal.SIGTERM)
+                    assert late.getresponse().status == 200
+                assert replicas.children[number].wait(60) == 0
+                assert "ConnectionRefused" in str(ask_once(port, PATH, key)), "what is still sent there would be lost"
+                replicas.start(number)
+                wait_for("the new one", lambda one=number: replicas.is_ready(one), 120)
+                service.endpoints.append(port)
+        assert set(service.statuses) == {200}
 
 
 @pytest.mark.rest

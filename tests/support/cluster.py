@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -896,13 +897,13 @@ class Cluster:
                     words = f"too old resource version: {position} ({self._oldest})"
                     yield {"type": "ERROR", "object": Problem(410, "Expired", words).status()}
                     return
-                news = [event for event in self._events if event.version > position]
+                news = self._events_after(position)
                 if not news:
                     left = deadline - time.monotonic()
                     if left <= 0:
                         return
                     self._changed.wait(min(left, self._bookmark_seconds) if bookmarks else left)
-                    news = [event for event in self._events if event.version > position]
+                    news = self._events_after(position)
             if not news and bookmarks and epoch == self._epoch:
                 metadata = {"resourceVersion": str(max(position, self._version)), "creationTimestamp": None}
                 head = {"apiVersion": request.kind.api_version(request.version), "kind": request.kind.kind}
@@ -924,6 +925,9 @@ class Cluster:
                 )
                 if was or is_now:
                     yield {"type": kind, "object": self._shown(request, event.object)}
+
+    def _events_after(self, version: int) -> list[Event]:
+        return self._events[bisect_right(self._events, version, key=lambda event: event.version) :]
 
     def follow(self, request: Request) -> Iterator[str]:
         """Yield the lines of a pod's log; those to come with ``follow``, until the pod has ended."""

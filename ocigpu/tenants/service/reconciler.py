@@ -5,7 +5,8 @@ and cluster: the names of objects are derived from the container's id.
 
 Of several replicas with one database, all follow the cluster and the store, and one keeps containers: the one whose
 session holds the lock (Database.hold).  The store takes changes of that session alone; before each change of the
-cluster it must have proved itself within the last second.
+cluster it must have proved itself within the last second.  A thread of its own waits for that session, so that requests
+to this replica are answered meanwhile.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -49,6 +51,8 @@ PROVED = 1.0
 """Seconds for which the session that keeps containers is known to hold its lock."""
 ACTIVE = ("", "Pending", "Provisioning", "Ready")
 """Phases of tenancies that take containers; those before Ready start them later."""
+Words = ParamSpec("Words")
+Result = TypeVar("Result")
 
 
 class ReconcilerPace(NamedTuple):
@@ -146,7 +150,7 @@ class Reconciler:
         self._wake = asyncio.Event()
         self._seen: int | None = None
         self._deleting: set[str] = set()
-        store.listener = self.signal.notify
+        self._thread = ThreadPoolExecutor(1, "keep")
 
     @property
     def problem(self) -> str:
@@ -163,12 +167,17 @@ class Reconciler:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pods.run(self._take_pod_change))
-            group.create_task(self._events.run(self._take_event))
-            group.create_task(self._keep())
-            if self._shared.database.shared:
-                group.create_task(self._repeat(self._follow_replicas, self.pace.replicas))
+        loop = asyncio.get_running_loop()
+        self._shared.listener = lambda: loop.call_soon_threadsafe(self.signal.notify)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pods.run(self._take_pod_change))
+                group.create_task(self._events.run(self._take_event))
+                group.create_task(self._keep())
+                if self._shared.database.shared:
+                    group.create_task(self._repeat(self._follow_replicas, self.pace.replicas))
+        finally:
+            self._thread.shutdown(cancel_futures=True)  # the store is closed next
 
     async def _keep(self) -> None:
         """Keep containers whenever this replica gets the lock."""
@@ -187,8 +196,7 @@ class Reconciler:
         self.store, self.is_keeping, self._seen = held, True, since
         self.log.forget("keeping")
         try:
-            self._prove()
-            for one in held.list_live():
+            for one in await self._do(held.list_live):
                 self.look_at(one)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._work())
@@ -198,27 +206,39 @@ class Reconciler:
                     group.create_task(each(since))
                 while held.database.shared:
                     await asyncio.sleep(self.pace.replicas)
-                    self._prove()
+                    await self._do(held.database.read, sa.select(1))
         finally:
             self.store, self.is_keeping = self._shared, False
             self._due.clear()
 
-    def _prove(self) -> None:
-        """Raise KeepingLostError or DBAPIError if another replica may keep containers."""
-        self.store.database.read(sa.select(1))
-        self._proved = time.monotonic()
+    async def _do(self, work: Callable[Words, Result], *words: Words.args, **named: Words.kwargs) -> Result:
+        """Do something with the store of the keeping session, which proves that session; in the thread for it."""
 
-    def _check_keeping(self) -> None:
-        """The same, before a change of the cluster: this process may have been stopped since the last time."""
+        def work_in_thread() -> Result:
+            begun = time.monotonic()
+            found = work(*words, **named)
+            self._proved = begun
+            return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work_in_thread)
+
+    async def _note(self, container: str, standing: ContainerStanding) -> None:
+        await self._do(self.store.note_standing, container, standing)
+
+    async def _check_keeping(self) -> None:
+        """Raise KeepingLostError or DBAPIError, before a change of the cluster, if another replica may keep containers.
+
+        This process may have been stopped since the last time.
+        """
         if self._shared.database.shared and time.monotonic() - self._proved > PROVED:
-            self._prove()
+            await self._do(self.store.database.read, sa.select(1))
 
     async def _create(self, document: Mapping[str, Any]) -> None:
-        self._check_keeping()
+        await self._check_keeping()
         await self.cluster.create(document)
 
     async def _delete(self, document: Mapping[str, Any]) -> bool:
-        self._check_keeping()
+        await self._check_keeping()
         return await self.cluster.delete(document)
 
     async def _follow_replicas(self) -> None:
@@ -246,7 +266,7 @@ class Reconciler:
 
     async def _reconcile_in_turn(self, container: str) -> None:
         try:
-            if tenancy := self.store.find_tenancy(container):
+            if tenancy := await self._do(self.store.find_tenancy, container):
                 async with self._slots[tenancy], self._all_slots:
                     await self._reconcile(container)
             else:
@@ -261,7 +281,7 @@ class Reconciler:
                 self._wake.set()
 
     async def _reconcile(self, container: str) -> None:
-        found = self.store.find(container)  # read again: it may have changed while this waited
+        found = await self._do(self.store.find, container)  # read again: it may have changed while this waited
         if not found:
             return
         try:
@@ -270,7 +290,7 @@ class Reconciler:
             again = self._pause(container)
             self.log.once("cluster", "warning", f"{container}: {error.message}", container=container)
             if not found.made and not found.deleting:
-                self.store.note_standing(container, ContainerStanding("accepted", "cluster_unavailable", error.message))
+                await self._note(container, ContainerStanding("accepted", "cluster_unavailable", error.message))
         except (DBAPIError, KeepingLostError):
             raise
         except Exception as error:  # noqa: BLE001 - an error with one container must not stop the others
@@ -306,7 +326,7 @@ class Reconciler:
                 node = container.standing.node
                 why = "node_lost" if node and self.is_gone(node) else "pod_lost"
                 lost = ContainerStanding("failed", why, finished=self.store.clock(), node=node)
-                self.store.note_standing(container.id, lost)
+                await self._note(container.id, lost)
                 return None
         return await self._observe(container, pod)
 
@@ -315,7 +335,7 @@ class Reconciler:
         standing = read_standing(pod, container.created, list(events.values()))
         if standing.lifecycle in FINAL:
             standing = judge_output(standing, await self.keep_log(container))
-        self.store.note_standing(container.id, standing)
+        await self._note(container.id, standing)
         return None
 
     async def keep_log(self, container: StoredContainer) -> bytes:
@@ -335,7 +355,7 @@ class Reconciler:
                 raise
             return b""  # it never ran, so it has no log
         _trim(kept)
-        self.store.keep_log(container.id, bytes(kept))
+        await self._do(self.store.keep_log, container.id, bytes(kept))
         return bytes(kept)
 
     async def _make(self, container: StoredContainer) -> float | None:
@@ -349,17 +369,17 @@ class Reconciler:
                 await self._create(document)
         except ClusterError as error:
             if error.status == 403 and "exceeded quota" in error.message:
-                self.store.note_standing(container.id, ContainerStanding("accepted", "quota_exceeded", error.message))
+                await self._note(container.id, ContainerStanding("accepted", "quota_exceeded", error.message))
                 return self._pause(container.id)
             if error.passing:
                 raise
             for document in documents:
                 await self._delete(document)
             denied = ContainerStanding("failed", "admission_denied", error.message, finished=self.store.clock())
-            self.store.note_standing(container.id, denied)
+            await self._note(container.id, denied)
             return None
-        self.store.note_made(container.id)
-        self.store.note_standing(container.id, ContainerStanding("scheduling"))
+        await self._do(self.store.note_made, container.id)
+        await self._note(container.id, ContainerStanding("scheduling"))
         return 0.0 if _place_of(container) in self._pods.objects else self.pace.look
 
     async def _read_tenancy(self, container: StoredContainer) -> Mapping[str, Any] | None:
@@ -367,11 +387,11 @@ class Reconciler:
         try:
             tenancy = await self.cluster.read_tenancy(container.tenancy)
         except Refusal as problem:
-            self.store.note_standing(container.id, ContainerStanding("accepted", "tenancy_not_ready", problem.detail))
+            await self._note(container.id, ContainerStanding("accepted", "tenancy_not_ready", problem.detail))
             return None
         phase = phase_of(tenancy)
         if phase != "Ready":
-            self.store.note_standing(
+            await self._note(
                 container.id, ContainerStanding("accepted", "tenancy_not_ready", f"it is {phase or 'new'}")
             )
             return None
@@ -379,9 +399,9 @@ class Reconciler:
 
     async def _remove(self, container: StoredContainer) -> float | None:
         if not await self._clear(container):
-            self.store.note_standing(container.id, container.standing._replace(lifecycle="stopping", reason="deleted"))
+            await self._note(container.id, container.standing._replace(lifecycle="stopping", reason="deleted"))
             return self.pace.look
-        self.store.note_gone(container.id)
+        await self._do(self.store.note_gone, container.id)
         return None
 
     async def _clear(self, container: StoredContainer) -> bool:
@@ -406,7 +426,7 @@ class Reconciler:
 
     async def _remove_left(self, container: str) -> None:
         """Delete the pod of a container that is gone: it was made by a replica that had just lost its lock."""
-        found = self.store.find_any(container)
+        found = await self._do(self.store.find_any, container)
         if found and found.gone and _place_of(found) in self._pods.objects:
             with contextlib.suppress(ClusterError):  # the next change of the pod brings it here again
                 await self._clear(found)
@@ -420,7 +440,7 @@ class Reconciler:
             self.look_at(str(pod["metadata"].get("labels", {}).get(ID_LABEL)))
             return
         try:
-            for one in self.store.list_live():
+            for one in self._shared.list_live():
                 self.look_at(one)
         except (DBAPIError, KeepingLostError):
             asyncio.get_running_loop().call_later(self.pace.look, self._take_pod_change, None)
@@ -453,18 +473,18 @@ class Reconciler:
             await asyncio.sleep(seconds)
 
     async def _chores(self) -> None:
-        for one in self.store.list_over(self.store.clock() - self.keep_seconds):
-            self.store.note_deleting(one)
+        for one in await self._do(self.store.list_over, self.store.clock() - self.keep_seconds):
+            await self._do(self.store.note_deleting, one)
             self.look_at(one)
         pods = {name for _, name in self._pods.objects}
-        for one in self.store.list_over(self.store.clock() - self.pod_seconds):
+        for one in await self._do(self.store.list_over, self.store.clock() - self.pod_seconds):
             if object_name(one) in pods:
                 self.look_at(one)
-        while self.store.forget():
-            await asyncio.sleep(0)
+        while await self._do(self.store.forget):
+            pass
 
     async def _look_at_tenancies(self) -> None:
-        for name in self.store.list_tenancies():
+        for name in await self._do(self.store.list_tenancies):
             with contextlib.suppress(ClusterError, Refusal):  # the next pass tries again
                 self.note_tenancy(name, await self.cluster.read_tenancy(name))
 
@@ -472,7 +492,7 @@ class Reconciler:
         """Record which tenancy has a name: containers of an earlier tenancy of this name do not belong to it."""
         metadata = found["metadata"] if found is not None else {}
         created = read_time(metadata.get("creationTimestamp"))
-        for one in self.store.note_tenancy(name, metadata.get("uid", ""), *([] if created is None else [created])):
+        for one in self._shared.note_tenancy(name, metadata.get("uid", ""), *([] if created is None else [created])):
             self.look_at(one)
 
 

@@ -118,7 +118,7 @@ class CaasStore:
         database: Database | None = None,
     ) -> None:
         self.clock, self.limits = clock, limits
-        self.listener: Callable[[], None] = lambda: None
+        self.listener: Callable[[], object] = lambda: None
         self.database = database or open_database(place, serving, create)
         self.keys, self.events = ApiKeys(self.database, clock), EventLog(self.database, clock)
 
