@@ -1,5 +1,6 @@
 """The chart's part for the service: what it may, by whom it is reached, and how it runs."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from deployment_lab import DEPLOYMENT, RENDERER, objects, of_kind
 from support.cluster import Cluster
 from support.cluster_rules import Problem
 from support.process import wait_for
+from support.product import REPOSITORY
 from tenancy_lab import SERVICE, install, make_controller, pod, settle, tenancy
 
 from ocigpu.cli.front.main import main
 from ocigpu.tenants.service.request import TenantRules
+from ocigpu.tenants.service.server import GRACE
 
 VALUES: dict[str, Any] = {
     "caas": {
@@ -37,6 +40,8 @@ VALUES: dict[str, Any] = {
     "image": {"pullSecrets": ["pull"]},
 }
 NAME = "ocigpu-caas"
+KUBERNETES_GRACE = 30
+"""Seconds from the deletion of a pod to SIGKILL, preStop included.  Source: "Pod Lifecycle"."""
 
 
 def documents() -> list[dict[str, Any]]:
@@ -67,7 +72,7 @@ def test_it_runs_once_without_rights_on_its_node() -> None:
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"}), "the store has one writer"
     pod = deployment["template"]["spec"]
     (container,) = pod["containers"]
-    assert "env" not in container
+    assert not {"env", "lifecycle"} & container.keys()
     security = container["securityContext"]
     assert security["runAsNonRoot"]
     assert security["readOnlyRootFilesystem"]
@@ -111,6 +116,8 @@ def test_with_a_database_it_is_several_replicas_that_are_updated_one_by_one() ->
     assert of_kind(found, "PodDisruptionBudget")[NAME]["spec"]["maxUnavailable"] == 1
     egress = of_kind(found, "NetworkPolicy")[NAME]["spec"]["egress"]
     assert 6432 in {each["port"] for rule in egress for each in rule["ports"]}
+    pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert 5 < pause < KUBERNETES_GRACE - GRACE, "test_an_update_loses_no_request shows why"
     (spread,) = pod["topologySpreadConstraints"]
     assert spread["labelSelector"]["matchLabels"].items() <= deployment["template"]["metadata"]["labels"].items()
 
@@ -122,6 +129,26 @@ def test_its_words_are_those_of_the_command(values: dict[str, Any], capsys: pyte
     (container,) = pod_of(objects(values))["spec"]["containers"]
     assert main([*container["args"], "--no-such-option"]) == 2
     assert "--no-such-option" in capsys.readouterr().err
+
+
+def test_the_documented_job_copies_the_charts_store(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (REPOSITORY / "docs/tenants/CAAS.md").read_text()
+    (job,) = (each for text in re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+              for each in yaml.safe_load_all(text) if each["kind"] == "Job")  # fmt: skip
+    kubernetes_validate.validate(job, "1.37", strict=True)
+    spec, served = job["spec"]["template"]["spec"], pod_of(documents())["spec"]
+    (container,) = spec["containers"]
+    assert main([*container["args"], "--no-such-option"]) == 2
+    assert "--no-such-option" in capsys.readouterr().err
+    store = {"name": "store", "mountPath": "/var/lib/ocigpu/caas"}
+    assert store in container["volumeMounts"]
+    assert store in served["containers"][0]["volumeMounts"]
+    claim = {"name": "store", "persistentVolumeClaim": {"claimName": NAME}}
+    assert claim in spec["volumes"]
+    assert claim in served["volumes"]
+    for name in ("runAsUser", "runAsGroup", "runAsNonRoot"):
+        assert spec["securityContext"][name] == served["containers"][0]["securityContext"][name]
+    assert spec["securityContext"]["fsGroup"] == served["securityContext"]["fsGroup"]
 
 
 def test_policy_and_runtime_class_are_those_of_tenancies() -> None:

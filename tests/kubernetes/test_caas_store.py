@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from support import requirements
 from support.postgresql import Postgres, find_postgres, postgres
-from support.process import wait_for
+from support.process import run, wait_for
 
 from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
@@ -595,3 +596,110 @@ def test_a_key_is_made_beside_services_and_not_in_a_database_without(
     assert key
     assert key.scopes == ("admin",)
     store.close()
+
+
+# from one to the other
+
+
+def fill(store: CaasStore, now: list[float]) -> tuple[str, str]:
+    """Have something in every table; returns an API key and a container."""
+    key, _ = store.keys.add("landon", ["containers:read"], "x\0y", ACCEPTED + 60)
+    store.keys.add(None, ["admin"], "", None)
+    store.note_tenancy("landon", "u-1", ACCEPTED)
+    made = store.add("landon", {**REQUEST, "args": ["\0 ü \U0001f600"]}, {"A": "b"}, "key", b"body").id
+    now[0] += 1 / 3
+    store.note_standing(made, ContainerStanding("finished", "completed", finished=now[0], phases={"pull": 1 / 7}))
+    store.keep_log(made, bytes(range(256)))
+    for _ in range(40):
+        store.note_deleting(add(store))
+    store.note_gone(gone := add(store))
+    with store.database.change() as base:  # the newest number is of no event any more
+        base.execute(sa.delete(tables.events).where(tables.events.c.container == gone))
+    return key, made
+
+
+def test_a_file_is_copied_into_a_database_where_all_goes_on(
+    server: Postgres, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, url = [ACCEPTED], server.make_database()
+    before = store_of(tmp_path, now)
+    key, made = fill(before, now)
+    cursor, last = before.list_containers("landon"), sql(tmp_path, "select seq from sqlite_sequence")[0][0]
+    assert last > before.events.last()
+    before.close()
+    assert main(["caas", "copy-store", "--store", str(tmp_path), "--to", url, "--json"]) == 0
+    names = [name for name in tables.metadata.tables if name != "meta"]
+    told = json.loads(capsys.readouterr().out)
+    assert told["rows"] == {name: sql(tmp_path, f"select count(*) from {name}")[0][0] for name in names}
+    assert (told["rows"]["containers"], told["compared"]) == (42, sum(told["rows"].values()))
+    after = store_of(url, now)
+    found = after.keys.check(key)
+    assert found
+    assert found.label == "x\ufffdy"
+    assert after.replay("landon", "key", b"body") == (made, True)
+    assert (after.list_containers("landon"), after.read_log(made)) == (cursor, bytes(range(256)))
+    add(after)
+    assert after.events.last() == last + 1
+    after.close()
+
+
+def test_a_database_that_is_not_empty_or_in_use_gets_nothing(
+    server: Postgres, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, url = [ACCEPTED], server.make_database()
+    words = ["caas", "copy-store", "--store", str(tmp_path), "--to", url]
+    assert main(words) == 1
+    assert "does not exist" in capsys.readouterr().err
+    file = CaasStore(str(tmp_path), serving=True, clock=lambda: now[0])
+    fill(file, now)
+    assert main(words) == 1
+    assert "another service uses it" in capsys.readouterr().err
+    file.close()
+    replica = CaasStore(url)
+    held = replica.hold()
+    assert held
+    assert main(words) == 1
+    assert f"{name_of(url)}: a service uses it" in capsys.readouterr().err
+    add(held)
+    replica.close()
+    wait_for("the lock", lambda: main(words) == 1 and "its table containers has rows" in capsys.readouterr().err)
+    assert server.do("select count(*) from keys", name_of(url)) == [(0,)]
+
+
+def test_a_copy_that_fails_leaves_the_database_empty(
+    server: Postgres, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, url = [ACCEPTED], server.make_database()
+    file = store_of(tmp_path, now)
+    fill(file, now)
+    file.close()
+    CaasStore(url).close()
+    server.do(
+        "create function fail() returns trigger language plpgsql as $$ begin raise 'no room'; end $$", name_of(url)
+    )
+    server.do("create trigger fail before insert on logs execute function fail()", name_of(url))
+    words = ["caas", "copy-store", "--store", str(tmp_path), "--to", url]
+    assert main(words) == 1
+    assert "no room" in capsys.readouterr().err
+    assert server.do("select count(*) from containers", name_of(url)) == [(0,)]
+    server.do("drop trigger fail on logs", name_of(url))
+    # a database that alters what it is given is found out
+    server.do("create or replace function fail() returns trigger language plpgsql as"
+              " $$ begin new.text := 'x'; return new; end $$", name_of(url))  # fmt: skip
+    server.do("create trigger fail before insert on logs for each row execute function fail()", name_of(url))
+    assert main(words) == 1
+    assert "table logs: row 1 was not stored as it was sent" in capsys.readouterr().err
+    server.do("drop trigger fail on logs", name_of(url))
+    assert main(words) == 0
+    assert "were copied, read back and compared" in capsys.readouterr().out
+
+
+def test_the_packages_psycopg_works_with_the_distributions_libpq(server: Postgres) -> None:
+    """Package and image carry no library of PostgreSQL's: see packaging/requirements-kubernetes.txt."""
+    url = server.make_database()
+    code = (
+        "import sys; from ocigpu.tenants.service.store import CaasStore; import psycopg.pq\n"
+        "CaasStore(sys.argv[1]).keys.add(None, ['admin'], '', None); print(psycopg.pq.__impl__)"
+    )
+    assert run([sys.executable, "-c", code, url], env={**os.environ, "PSYCOPG_IMPL": "python"}).stdout == "python\n"
+    assert server.do("select count(*) from keys", name_of(url)) == [(1,)]

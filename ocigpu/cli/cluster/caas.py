@@ -102,6 +102,22 @@ def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "") -> "
     print(key)
 
 
+def copy_store_command(to: str = "", store: str = "/var/lib/ocigpu/caas") -> "show.Answer":
+    if not to:
+        raise UsageError("--to URL is needed")
+    if "://" in store:
+        raise UsageError("--store names a directory here: only a SQLite file is copied")
+    with needing("the store needs packages that are not installed", "OCIGPU-CAAS-1", "tenants"):
+        import ocigpu.tenants.service.store  # noqa: F401 - whether it can be
+    _need_database("://")
+    from ocigpu.tenants.service.store_copy import copy_store
+
+    counts = copy_store(store, to)
+    yield {"rows": counts, "compared": sum(counts.values())}
+    show.table(("table", "rows"), [[name, str(count)] for name, count in counts.items()])
+    print(f"{sum(counts.values())} rows were copied, read back and compared.")
+
+
 def _need_database(store: str) -> None:
     """Raise HostError for a URL of PostgreSQL whose library is missing."""
     if "://" in store:
