@@ -3,7 +3,8 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ocigpu.core.errors import HostError, count, printable
 from ocigpu.doctor.files import LARGE_TEXT
@@ -166,10 +167,14 @@ def check_links(host: Host) -> list[Finding]:
 
 
 def _install_command(host: Host) -> str:
-    names = host.system_names
-    known = [name for name in (names.get("ID", ""), *names.get("ID_LIKE", "").split()) if name in KNOWN["install"]]
     other = "# install the driver: https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
-    return str(KNOWN["install"][known[0]]) if known else other
+    return str(_of_system(host, KNOWN["install"]) or other)
+
+
+def _of_system(host: Host, table: Mapping[str, Any]) -> Any:
+    """Return the entry of a table for this host's system or one that it is like, None where there is none."""
+    names = (host.system_names.get("ID", ""), *host.system_names.get("ID_LIKE", "").split())
+    return next((table[name] for name in names if name in table), None)
 
 
 def check_nouveau(host: Host) -> list[Finding]:
@@ -227,14 +232,41 @@ def check_libraries(host: Host) -> list[Finding]:
         files = [Evidence(root, f"no 64-bit {name}.so.{version}", f"{name}.so.{version}") for name in missing]
         needs = " and ".join({"libcuda": "compute", "libnvidia-ml": "utility"}[name] for name in missing)
         values = {"version": version, "names": " and ".join(missing), "needs": needs, "settings": shlex.quote(settings)}
-        return [say("driver-libraries.some", *files, **values)]
+        return [say("driver-libraries.some", *files, **values, **_library_fixes(host, missing))]
     if host.library_versions:
         seen = Evidence(root, f"version {', '.join(host.library_versions)}")
         return [ok("libcuda and libnvidia-ml are installed", seen, *_places(host))]
     if not version:
         return [not_checked(host.no_driver, Evidence(root, "no libcuda and no libnvidia-ml"))]
     seen = Evidence(root, "no libcuda.so.* and no libnvidia-ml.so.*", f"those of {version}")
-    return [say("driver-libraries.none", seen, *_passed_over(host), version=version, settings=shlex.quote(settings))]
+    fixes = _library_fixes(host, ["libcuda", "libnvidia-ml"])
+    return [say("driver-libraries.none", seen, *_passed_over(host), settings=shlex.quote(settings), **fixes)]
+
+
+def _library_fixes(host: Host, missing: Sequence[str]) -> dict[str, str]:
+    """Return the commands that bring libraries of the driver back, where its packages or its maker are known."""
+    version, stand_in = host.driver_version, host.roots.driver != host.root
+    if stand_in and host.simulated:
+        return {"install": _make_again(host), "ldconfig": ""}
+    table = None if stand_in or host.program("/usr/bin/nvidia-uninstall") else _of_system(host, KNOWN["libraries"])
+    if table is None:  # a driver container's, or of a .run installer
+        return {"install": f"# install the user-space part of driver {version} again; then", "ldconfig": "ldconfig"}
+    branch = version.partition(".")[0]
+    server = any(name.startswith(f"libnvidia-cfg1-{branch}-server") for name in host.names("/var/lib/dpkg/info"))
+    names = (table[name].format(branch=branch, variant="-server" if server else "") for name in missing)
+    packages = " ".join(dict.fromkeys(names))
+    return {"install": table["command"].format(packages=packages), "ldconfig": "ldconfig"}
+
+
+def _make_again(host: Host) -> str:
+    """Return the command that makes a simulated host again."""
+    directory = shlex.quote(host.settings.simulation_root)
+    gpus, model = host.marker.get("gpus"), host.marker.get("model")
+    several = " and " in str(host.marker.get("product"))
+    if several or not isinstance(gpus, list) or any(gpu.get("mig_devices") for gpu in gpus):
+        return f"# make the simulated host again: ocigpu sim remove {directory}, ocigpu sim create {directory} ..."
+    words = f"--gpus {len(gpus)} --model {model} --driver-version {host.driver_version}"
+    return f"ocigpu sim remove {directory} && ocigpu sim create {directory} {words}"
 
 
 def _places(host: Host) -> Iterator[Evidence]:

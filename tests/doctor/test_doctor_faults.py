@@ -10,6 +10,8 @@ from support.products import one_in
 
 from ocigpu.cdi.document import read_document
 from ocigpu.doctor.findings import CHECKS, SEVERITIES, Finding
+from ocigpu.doctor.host import Host
+from ocigpu.doctor.report import run_checks
 from ocigpu.sim.fault_names import FAULT_NAMES
 from ocigpu.sim.faults import SPEC
 
@@ -118,6 +120,47 @@ def test_a_specification_without_soname_links_is_noted(broken: Broken) -> None:
     assert found.severity == "note"
     assert "relies on its hook program: the links lib" in found.text
     assert "ocigpu cdi generate" in found.fixes[0]
+
+
+@pytest.mark.parametrize(
+    ("release", "file", "command"),
+    [
+        ("ID=debian", "", "apt-get install --reinstall libcuda1"),
+        ("ID=ubuntu\nID_LIKE=debian", "", "apt-get install --reinstall libnvidia-compute-550"),
+        (
+            "ID=ubuntu\nID_LIKE=debian",
+            "var/lib/dpkg/info/libnvidia-cfg1-550-server:amd64.list",
+            "apt-get install --reinstall libnvidia-compute-550-server",
+        ),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"', "", "dnf reinstall {0} || dnf install {0}"),
+        ("ID=nixos", "", "# install the user-space part of driver 550.163.01 again; then"),
+        ("ID=debian", "usr/bin/nvidia-uninstall", "# install the user-space part of driver 550.163.01 again; then"),
+    ],
+)
+def test_a_missing_library_is_installed_by_the_systems_packages(
+    release: str, file: str, command: str, broken: Broken
+) -> None:
+    root = broken("no-libcuda")
+    (root / "etc/os-release").write_text(f"{release}\n")
+    if file:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+        (root / file).chmod(0o755)
+    (found,) = (item for item in examine(root) if item.name == "driver-libraries")
+    assert found.fixes[:2] == (command.format("nvidia-driver-cuda-libs"), "ldconfig")
+
+
+@pytest.mark.root
+def test_a_simulated_host_without_libraries_is_made_again(session_directory: Path, run: Run) -> None:
+    place = session_directory / "without libraries"
+    assert run("sim", "create", place, "--gpus", 1, "--model", "l4", "--fault", "no-libraries")[0] == 0
+    host = Host(config=str(place / "config.toml"))
+    (found,) = run_checks(host, ["driver-libraries"])
+    for command in found.fixes[0].split(" && "):
+        assert run(*shlex.split(command)[1:])[0] == 0
+    (found,) = run_checks(Host(config=str(place / "config.toml")), ["driver-libraries"])
+    assert found.severity == "ok"
+    assert run("sim", "remove", place)[0] == 0
 
 
 def test_a_name_out_of_a_log_is_no_command(broken: Broken) -> None:
