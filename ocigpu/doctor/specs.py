@@ -10,6 +10,7 @@ from ocigpu.cdi.loader_links import describe_left, left_to_ldconfig, read_host_s
 from ocigpu.cdi.versions import VERSIONS, is_older, newest_version, parse_version, requirements
 from ocigpu.core.errors import count, printable
 from ocigpu.core.settings import MODES
+from ocigpu.core.vendors import VENDORS
 from ocigpu.doctor.engines import installed_engines
 from ocigpu.doctor.files import put_away
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
@@ -103,28 +104,29 @@ def _correct(host: Host, file: SpecFile) -> str | tuple[str, ...]:
 
 def check_stale(host: Host) -> list[Finding]:
     """Do the specifications fit the host as it is now?"""
-    if not host.specs.gpus:
+    if not host.specs.usable:
         return _none(host)
     if cause := _cause_elsewhere(host):
         return [not_checked(f"{cause}: a specification cannot be compared with this host")]
     findings = []
-    for file in host.specs.gpus:
+    for file in host.specs.usable:
         reasons = _stale_reasons(host, file)
         if reasons:
             shown = (host.evidence(file.path, reason) for reason in reasons[:SHOWN])
-            if not (host.driver_version or host.libraries or host.is_wsl):  # a new one would have nothing to describe
-                remove = shlex.join(["rm", host.path(file.path)])
+            if file.is_gpu and not (host.driver_version or host.libraries or host.is_wsl):
+                remove = shlex.join(["rm", host.path(file.path)])  # a new one would have nothing to describe
                 findings.append(say("cdi-stale.gone", *shown, remove=remove))
                 continue
-            findings.append(say("cdi-stale.stale", *shown, reason=reasons[0], write=_refresh_command(host, file)))
+            values = {"reason": reasons[0], "write": _refresh_command(host, file)}
+            severity = "error" if file.is_gpu else "warning"
+            findings.append(say("cdi-stale.stale", *shown, severity=severity, **values))
     if findings:
         return findings
-    unknown = [file for file in host.specs.gpus if not file.is_ours]
     if not host.driver_version:
         return [not_checked(f"{host.no_driver}: there is nothing to compare with")]
     seen = tuple(
-        host.evidence(file.path, "of another maker: its files exist" if file in unknown else "fits")
-        for file in host.specs.gpus
+        host.evidence(file.path, "fits" if file.is_ours else "of another maker: its files exist")
+        for file in host.specs.usable
     )
     return [ok("specifications fit the host", *seen)]
 
@@ -143,12 +145,15 @@ def _cause_elsewhere(host: Host) -> str:
 
 def _refresh_command(host: Host, file: SpecFile) -> str | tuple[str, ...]:
     names = _device_names(file)
-    if any(item.directory > file.directory and names <= _device_names(item) for item in host.specs.gpus):
+    later = (item for item in host.specs.usable if item.directory > file.directory and item.kind == file.kind)
+    if any(names <= _device_names(item) for item in later):
         return f"{put_away(host.path(file.path))}  # a later directory defines all its devices"
-    if file.is_ours:
-        return host.command("cdi", "refresh", "--output", host.path(file.path))
+    vendor = next((name for name, (_, _, vendor) in VENDORS.items() if file.kind == f"{vendor}/gpu"), "")
+    if file.is_ours and vendor:
+        more = [] if file.is_gpu else ["--vendor", vendor]
+        return host.command("cdi", "refresh", *more, "--output", host.path(file.path))
     write = _write_command(host, file)
-    if write.startswith("mv "):
+    if write.startswith("mv ") or not file.is_gpu:
         return write
     return write, f"# or with the vendor's tool: nvidia-ctk cdi generate --output={shlex.quote(file.path)}"
 
@@ -158,10 +163,10 @@ def _device_names(file: SpecFile) -> set[str]:
 
 
 def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
-    if file.is_ours:
+    if file.is_ours and file.is_gpu:
         reasons = list(stale_reasons(file.spec.get("annotations", {}), host.settings))
         settings_differ = len(reasons) == 1 and reasons[0].startswith("settings have changed")
-        if not settings_differ or not host.root or host.simulated:
+        if reasons and (not settings_differ or not host.root or host.simulated):
             return reasons
     reasons = []
     edits = _all_edits(file.spec)
@@ -173,19 +178,20 @@ def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
     ]
     versions = {match[1] for match in map(_VERSIONED.search, mounts) if match}
     driver = host.driver_version
-    if driver and versions and driver not in versions:
+    if file.is_gpu and driver and versions and driver not in versions:
         reasons.append(f"it names libraries of driver {', '.join(sorted(versions))}, and driver {driver} is loaded")
     paths = mounts + [
         str(node.get("hostPath") or node.get("path", "")) for edit in edits for node in edit.get("deviceNodes", ())
     ]
     there = {gpu.uuid for gpu in host.proc_gpus}
-    if there and "" not in there:  # a UUID is known from the GPU's first use on
+    if file.is_gpu and there and "" not in there:  # a UUID is known from the GPU's first use on
         unknown = [name for name in _device_names(file) if name.startswith("GPU-") and name not in there]
         if unknown:
             reasons.append(f"it names {unknown[0]}, which this host does not have: a GPU was exchanged")
     gone = [path for path in dict.fromkeys(paths) if path and not _is_there(host, path)]
     if gone:
-        reasons.append(f"it names {count(len(gone), 'file')} that do not exist, such as {printable(gone[0], 200)}")
+        number = f"{len(gone)} files that do not exist, such as" if len(gone) > 1 else "a file that does not exist:"
+        reasons.append(f"it names {number} {printable(gone[0], 200)}")
     return reasons
 
 
@@ -245,13 +251,24 @@ def check_duplicate(host: Host) -> list[Finding]:
     for names_of_files, names in paths.items():
         files = [by_path[path] for path in names_of_files]
         winner = files[-1]
+        same = sum(file.directory == winner.directory for file in files) > 1
+        if not same and all(_is_alike(file, winner) for file in files):
+            continue
         defines = f"defines {names[0]}{' and others' if len(names) > 1 else ''}"
         evidence = [host.evidence(file.path, defines) for file in files]
         remove = tuple(put_away(host.path(file.path)) for file in files if file is not winner)
         values = {"number": len(names), "name": names[0], "winner": winner.path, "remove": remove}
-        same = sum(file.directory == winner.directory for file in files) > 1
         findings.append(say(f"cdi-duplicate.{'one-directory' if same else 'two-directories'}", *evidence, **values))
-    return findings
+    return findings or [ok("no CDI device has two definitions that differ", *_looked(host))]
+
+
+def _is_alike(one: SpecFile, other: SpecFile) -> bool:
+    """Whether it does not matter which of two specifications is used: both are ours, or they say the same.
+
+    What of ours does not fit the host is another finding, cdi-stale.
+    """
+    keys = ("devices", "containerEdits")
+    return (one.is_ours and other.is_ours) or all(one.spec.get(key) == other.spec.get(key) for key in keys)
 
 
 def _is_same(host: Host, one: SpecFile, other: SpecFile) -> bool:

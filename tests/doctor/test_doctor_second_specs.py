@@ -1,6 +1,7 @@
 """A second CDI specification: what is no conflict, and whose file the doctor leaves alone."""
 
 import json
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -90,3 +91,41 @@ def test_the_systems_settings_that_are_a_simulated_hosts_are_removed_and_own_one
         settings.unlink()
     assert same.fixes == (f"# for real GPUs: rm {DEFAULT_PATH}",)
     assert other.fixes == ("# for real GPUs: ocigpu config unset simulation.root",)
+
+
+@pytest.mark.root
+def test_a_specification_of_ours_that_names_a_deleted_file_is_written_again(broken: Broken, run: Run) -> None:
+    """The fingerprint knows the driver's version, not each of its files; runc refuses the mount."""
+    root = broken()
+    (library,) = root.glob("usr/lib/*/libnvidia-opencl.so.[1-9]*.*")
+    library.unlink()
+    (found,) = findings(root, "cdi-stale")
+    assert found.text.endswith(f"it names a file that does not exist: {library}")
+    assert run(*shlex.split(found.fixes[0])[1:])[0] == 0
+    assert bad(examine(root)) == set()
+
+
+def test_a_file_that_another_kinds_specification_names_and_that_is_gone_is_found(broken: Broken) -> None:
+    root = broken()
+    path = root / "etc/cdi/acme.json"
+    other(path, "acme.example/gpu", "0", mounts=[{"hostPath": "/opt/gone", "containerPath": "/opt/gone"}])
+    (found,) = findings(root, "cdi-stale")
+    assert (found.severity, found.text.endswith("does not exist: /opt/gone")) == ("warning", True)
+    subprocess.run(found.fixes[0].partition("do without: ")[2], shell=True, check=True)
+    assert bad(examine(root)) == set()
+
+
+def test_two_specifications_of_ours_are_no_conflict(broken: Broken) -> None:
+    """Packages keep one in /var/run/cdi; ENGINES.md writes one into /etc/cdi for those without."""
+    root = broken()
+    spec = json.loads(json.dumps(read_document(str(root / SPEC))[0]))
+    path = root / "etc/cdi/nvidia.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(spec))
+    assert bad(examine(root)) == set()
+    del spec["annotations"]
+    path.write_text(json.dumps(spec))
+    assert bad(examine(root)) == set(), "it says the same"
+    spec["containerEdits"]["env"] = ["A=b"]
+    path.write_text(json.dumps(spec))
+    assert bad(examine(root)) == {"cdi-duplicate"}
