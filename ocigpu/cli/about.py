@@ -82,7 +82,7 @@ def status_command(config: str = "") -> "show.Answer":
     fields += [("programs" if not number else "", path or f"{name}: not found")
                for number, (name, path) in enumerate(programs.items())]  # fmt: skip
     fields += [
-        ("simulation", _simulation(version["prebuilt"])),
+        ("sim GPUs", _simulation(version["prebuilt"])),
         ("settings", settings.path or "the defaults: there is no file"),
         ("host", show.host_line(facts)),
         ("driver", show.driver_line(facts) if facts.driver_version or facts.gpus else "none"),

@@ -288,7 +288,7 @@ def test_what_a_wheel_lacks_is_said_when_it_is_built_and_where_it_is_installed(
     def shown() -> tuple[str, list[str]]:
         assert (main(["status"]), main(["version", "--json"])) == (0, 0)
         lines, data = capsys.readouterr().out.split("{", 1)
-        (line,) = re.findall(r"^simulation +(.*)", lines, re.MULTILINE)
+        (line,) = re.findall(r"^sim GPUs +(.*)", lines, re.MULTILINE)
         return line, json.loads("{" + data)["prebuilt"]
 
     machine = os.uname().machine
