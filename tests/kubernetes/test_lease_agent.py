@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lease_lab import DEVICES, GPUS, MODULES, World
+from lease_lab import DEVICES, GPUS, MODULES, Board, World
 
 from ocigpu.core.errors import OcigpuError
-from ocigpu.gpus.nvidia.fabric.partitions import UNLINKED
+from ocigpu.gpus.nvidia.fabric.partitions import UNLINKED, choose_offer, choose_partition
 from ocigpu.gpus.vfio.facts import GroupMembers
 from ocigpu.kubernetes.leases.gate import LeaseGate
 from ocigpu.kubernetes.leases.lease import LeaseEvent, LeaseEventKind, Phase, describe
@@ -55,6 +55,37 @@ def test_a_container_of_two(world: World) -> None:
     world.run_until(agent, PAIR, Phase.FREE)
     assert not world.board.active
     assert [agent.journal.leases[gpu].generation for gpu in PAIR] == [1, 1]
+
+
+def test_the_node_offers_no_more_gpus_than_it_has_partitions_for(world: World) -> None:
+    """The scheduler would send a pod with two GPUs to free GPUs 1 and 2, which are no partition, and it would fail."""
+    all_free(world)
+    gate, resource = world.gate(), Resource("nvidia.com/gpu", DEVICES, "vfio")
+    for gpus in (GPUS[4:], GPUS[2:3], GPUS[3:4]):
+        world.allocate(gate, *gpus)
+
+    def withheld() -> dict[str, str]:
+        return {device.id: device.error for device in gate.with_leases(resource).devices if device.error}
+
+    assert withheld() == {"2": "withheld until there is a partition of 2 among the node's free GPUs, or fewer are free"}
+    world.allocate(gate, GPUS[0])
+    assert gate.has_changed()
+    assert withheld() == {}
+    world.board.fails = ["list"]
+    assert withheld() == {}
+
+
+def test_every_number_of_gpus_that_is_offered_has_a_partition() -> None:
+    board = Board().list_partitions()
+    for count in range(9):
+        for free in map(set, itertools.combinations(range(1, 9), count)):
+            offered = choose_offer(board, free)
+            assert offered <= free
+            there = {len(one.physical_ids) for one in board if set(one.physical_ids) <= free}
+            missing = min({1, 2, 4, 8} - there, default=9)
+            assert len(offered) == min(count, missing - 1), "as many as possible"
+            for size in (each for each in (1, 2, 4, 8) if each <= len(offered)):
+                assert choose_partition(board, offered, size)
 
 
 def test_preferred_sets_are_partitions(world: World) -> None:

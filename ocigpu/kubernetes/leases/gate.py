@@ -13,6 +13,7 @@ from ocigpu.gpus.nvidia.fabric.partitions import (
     Fabric,
     FabricError,
     Partition,
+    choose_offer,
     choose_partition,
     choose_singles,
     conflicts_of,
@@ -82,11 +83,32 @@ class LeaseGate:
             leases = self.journal.refresh()
         except OcigpuError:
             leases = self.journal.leases
-        devices = (
+        devices = [
             device._replace(error=device.error or self._why_device_withheld(device, leases))
             for device in resource.devices
+        ]
+        withheld = self._find_unfit(devices, leases)
+        return resource._replace(
+            devices=tuple(each._replace(error=each.error or withheld.get(each.id, "")) for each in devices)
         )
-        return resource._replace(devices=tuple(devices))
+
+    def _find_unfit(self, devices: Sequence[PluginDevice], leases: Mapping[str, Lease]) -> dict[str, str]:
+        """Return why free devices are withheld, by id: the scheduler counts GPUs, and knows no partitions.
+
+        Pods for which the node has enough free GPUs, but no free partition, would fail one after another.
+        """
+        if self._fabric is None or any(len(gpus_of([device])) > 1 for device in devices):
+            return {}
+        try:
+            partitions, modules = self._fabric.list_partitions(), self._modules()
+        except OcigpuError:  # Allocate tells it
+            return {}
+        there = {gpu: each.id for each in devices for gpu in gpus_of([each]) if gpu in modules and not each.error}
+        free = {modules[gpu]: device for gpu, device in there.items() if leases[gpu].phase is Phase.FREE}
+        offered = choose_offer(partitions, free)
+        size = next((size for size in sizes(partitions) if size > len(offered)), 0)
+        why = f"withheld until there is a partition of {size} among the node's free GPUs, or fewer are free"
+        return {device: why for number, device in free.items() if number not in offered}
 
     def _why_device_withheld(self, device: PluginDevice, leases: Mapping[str, Lease]) -> str:
         """Return why a device is withheld, "" for a free one and for one in use by a pod.

@@ -118,6 +118,20 @@ def choose_partition(partitions: Iterable[Partition], free: Collection[int], cou
     return min(fitting, key=lambda one: (_damage(whole, one.physical_ids), one.physical_ids), default=None)
 
 
+def choose_offer(partitions: Sequence[Partition], free: Collection[int]) -> frozenset[int]:
+    """Return as many of the free GPUs that each size of which there are enough has a partition among them.
+
+    Who sees only their number, as the scheduler of a cluster, then requests no partition that is not free.
+    """
+    whole = [one for one in partitions if set(one.physical_ids) <= set(free)]
+    there = sizes(whole)
+    most = next((size - 1 for size in sizes(partitions) if size <= len(free) and size not in there), len(free))
+    largest = max((size for size in there if size <= most), default=0)
+    kept = choose_partition(whole, free, largest)
+    first = kept.physical_ids if kept else ()
+    return frozenset((*first, *sorted(set(free) - set(first))[: most - len(first)]))
+
+
 def choose_singles(partitions: Iterable[Partition], free: Collection[int], count: int) -> tuple[Partition, ...]:
     """Return the single partitions of ``count`` free GPUs that together spoil least, () where there are too few.
 
