@@ -181,6 +181,39 @@ def test_of_a_log_causes_that_hold_here_come_first(run: Run, monkeypatch: pytest
     assert [entry["code"] for entry in data["codes"]] == ["OCIGPU-DEV-2", "OCIGPU-DEV-1"]
 
 
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_a_container_that_did_not_start_is_explained_by_its_engines_record(
+    engine: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr("ocigpu.containers.failed.ENGINES", ("gone", engine))
+    program = tmp_path / engine
+
+    def answer(error: str, running: bool = False) -> None:
+        state = {"Status": "created", "Running": running, "Error": error}
+        about = json.dumps([{"Id": "0123", "Name": "/web", "State": state}])
+        words = "inspect --type container web"
+        program.write_text(f"#!/bin/sh\n[ \"$*\" = '{words}' ] || exit 1\ncat <<'END'\n{about}\nEND\n")
+        program.chmod(0o755)
+
+    answer('OCI runtime create failed: ocigpu-runtime: OCIGPU-DEV-1: no such device "9"')
+    status, output, _ = run("explain", "web", "--no-checks")
+    assert (status, output.splitlines()[0]) == (0, f"container  web ({engine}; created: it did not start)")
+    assert "\nOCIGPU-DEV-1: The container requests a GPU" in output
+    data = json.loads(run("explain", "web", "--no-checks", "--json")[1])
+    assert (data["failed_start"]["id"], data["codes"][0]["code"]) == ("0123", "OCIGPU-DEV-1")
+    answer("a cause of its own")
+    assert run("explain", "web", "--no-checks")[1].splitlines()[1:] == [
+        "error      a cause of its own", "look       ocigpu doctor"
+    ]  # fmt: skip
+    answer("")
+    status, _, error = run("explain", "web")
+    assert (status, f"hint: {engine} has it, created: only a running one" in error) == (1, True)
+    answer("", running=True)
+    for name in ("web", "other", "a/b", "-v"):
+        assert f"hint: {engine}" not in run("explain", name)[2]
+
+
 def test_the_name_of_an_error_is_a_message(run: Run) -> None:
     status, output, _ = run("explain", "CUDA_ERROR_NO_DEVICE", "--no-checks")
     assert (status, "no devices" in output) == (0, True)

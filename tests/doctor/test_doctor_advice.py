@@ -141,6 +141,17 @@ def test_an_older_libcuda_of_the_image_is_found_and_the_advice_helps(
 
 
 @pytest.mark.rest
+def test_a_container_that_dockerd_could_not_start_is_explained(place: Path, programs: Path, image: Path) -> None:
+    runtimes = {"ocigpu": str(programs / "ocigpu-runtime")}
+    with start_docker(place, image, runtimes, {"PATH": SYSTEM_PATH}, view=view_of("v2")) as docker:
+        words = ("run", "--detach", "--name=refused", "--network=none", "--runtime=ocigpu")
+        assert docker(*words, "--env=NVIDIA_VISIBLE_DEVICES=9", IMAGE, "sleep", "600", check=False).returncode
+        report = json.loads(ocigpu(programs, "explain", "refused", "--json", socket=docker.socket))
+        assert report["failed_start"]["name"] == "refused"
+        assert [entry["code"] for entry in report["codes"]] == ["OCIGPU-DEV-1"]
+
+
+@pytest.mark.rest
 def test_a_full_disk_is_named_and_room_on_it_is_enough(
     make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from ocigpu.core.facts import HostFacts, to_data
 
 if TYPE_CHECKING:
     from ocigpu.containers.explain import Explanation
+    from ocigpu.containers.failed import NotRunning
     from ocigpu.containers.find import Places
     from ocigpu.doctor.findings import Finding
     from ocigpu.doctor.messages import MessageAt
@@ -75,7 +76,12 @@ def _explain(
     elif _looks_like_message(target) or (_is_name_of_error(target) and not _names_container(target, state_dir)):
         yield from _explain_message(target, config, checks)
     else:
-        yield from _explain_container(target, state_dir, config, steps)
+        try:
+            yield from _explain_container(target, state_dir, config, steps)
+        except OcigpuError as error:
+            if error.code != "OCIGPU-CTR-1" or state_dir:
+                raise
+            yield from _explain_not_running(target, config, checks, error)
 
 
 def _explain_claim(target: str, kubeconfig: str) -> "show.Answer":
@@ -183,16 +189,18 @@ def render_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _explain_message(text: str, config: str, checks: bool, log: bool = False) -> "show.Answer":
+def _explain_message(
+    text: str, config: str, checks: bool, log: bool = False, failed: "NotRunning | None" = None
+) -> "show.Answer":
     """Answer what is known of a message, or of each in a ``log``, our codes in it first; raises UsageError for neither.
 
     ``checks``: run those that the messages name, to say which cause holds on this host.  What a log says comes newest
-    first, and before that those messages with a cause that holds.
+    first, and before that those messages with a cause that holds.  ``failed``: the container whose error it is.
     """
     from ocigpu.doctor.messages import find_codes, find_messages
 
     found, codes = find_messages(text, log), find_codes(text, log)
-    if not found and not codes:
+    if not found and not codes and not failed:
         hint = "known messages: ocigpu explain --messages; or: ocigpu doctor"
         what = "no known message in it" if log else f"no known message matches {quoted(text)}"
         raise UsageError(what, hint)
@@ -203,7 +211,12 @@ def _explain_message(text: str, config: str, checks: bool, log: bool = False) ->
         {**one.message._asdict(), "line": one.line, "here": [_finding_data(item) for item in _of(one, here)]}
         for one in found
     ]
-    yield _data(codes=list(map(_code_data, codes)), messages=entries)
+    data = _data(codes=list(map(_code_data, codes)), messages=entries)
+    yield data | ({"failed_start": failed._asdict()} if failed else {})
+    if failed:
+        who = f"{failed.name} ({failed.engine}; {failed.status}: it did not start)"
+        show.fields([("container", who), ("error", text), *([] if found or codes else [("look", "ocigpu doctor")])])
+        print("\n" if found or codes else "", end="")
     for number, code in enumerate(codes):
         if number:
             print()
@@ -217,6 +230,21 @@ def _explain_message(text: str, config: str, checks: bool, log: bool = False) ->
         fields += [("" if place else "what to do", step) for place, step in enumerate(entry.steps)]
         fields += _fields_here(_of(one, here)) if checks else [("doctor", ", ".join(entry.findings) or "-")]
         show.fields([*fields, ("source", entry.source)], whole=("what to do", "on this host"))
+
+
+def _explain_not_running(name: str, config: str, checks: bool, error: OcigpuError) -> "show.Answer":
+    """Answer why a container did not start, by its engine's record; raises ``error`` where there is none."""
+    from ocigpu.containers.failed import find_not_running
+
+    found = find_not_running(name)
+    if found is None:
+        raise error
+    if not found.error:
+        hint = (
+            f"{found.engine} has it, {found.status}: only a running one can be explained: {found.engine} start {name}"
+        )
+        raise OcigpuError(error.code, error.message, hint) from error
+    yield from _explain_message(found.error, config, checks, failed=found)
 
 
 def inspect_here(names: list[str], config: str) -> "dict[str, list[Finding]]":
