@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support import requirements
+from support.fixtures import Run
 
 from ocigpu.cli.containers.trace import (
     Start,
@@ -27,7 +28,6 @@ from ocigpu.cli.containers.trace import (
     parse_step,
     read_starts,
 )
-from ocigpu.cli.front.main import main
 from ocigpu.core.actions import Bind, Node
 from ocigpu.core.errors import ApplyError
 from ocigpu.core.facts import DeviceNode
@@ -314,18 +314,6 @@ def test_starts_are_told_apart_by_container_and_by_beginning() -> None:
     ]
     found = [(start.container, len(start.steps)) for start in starts_of(*lines)]
     assert found == [("a", 3), ("b", 2), ("a", 1), ("c", 1), ("c", 1)]
-
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        status = main(list(map(str, arguments)))
-        return status, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ COMPILE_SECONDS = 600
 COMPILER_HINT = "apt-get install gcc libc6-dev"
 DISK_HINT = "Make room, or name a directory on another disk: df -h"
 _WORKERS = 2
-_CALLED = re.compile(r'FunctionPointer\("(nvml\w+)"')
 _MADE = re.compile(r"^(?:EXPORT [^(]*?|[A-Z_]+\()(nvml[A-Z]\w+)", re.MULTILINE)
 _VERSION = re.compile(r"(_v\d+|V)$")
 
@@ -371,11 +370,6 @@ def _compile_program(compiler: Compiler, program: Path) -> bool:
         compiler.must("smi.c", *arguments)
     program.chmod(0o755)
     return static
-
-
-def names_called(text: str) -> list[str]:
-    """Return the functions of NVML that a version of nvidia-ml-py can call, whose source this is."""
-    return sorted(set(_CALLED.findall(text)))
 
 
 def render_unsupported() -> str:

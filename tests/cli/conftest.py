@@ -1,13 +1,11 @@
 """A host as data for the tests of the commands: eight GPUs, as in data/README.md, or with MIG devices."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ocigpu.cli.front.main import main
 from ocigpu.core.facts import DeviceNode, Gpu, HostFacts, HostFile, Library, MigDevice, ProcFile, facts_to_json
 
 LIBRARY_DIRECTORY = "/usr/lib/x86_64-linux-gnu"
@@ -124,20 +122,3 @@ def record(tmp_path: Path) -> Callable[[HostFacts], str]:
         return str(path)
 
     return write
-
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Call with arguments: runs ``ocigpu`` in this process; returns status, standard output and standard error."""
-    monkeypatch.delenv("OCIGPU_CONFIG", raising=False)
-    monkeypatch.delenv("OCIGPU_DEBUG", raising=False)
-
-    def call(*arguments: str | os.PathLike[str]) -> tuple[int, str, str]:
-        status = main([os.fspath(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call

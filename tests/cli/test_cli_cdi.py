@@ -6,19 +6,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from support import requirements
+from support.fixtures import Run
 from support.products import one_in
 
 from ocigpu.cli.front.main import main
 from ocigpu.engines.status import EngineStatus
-
-Run = Callable[..., tuple[int, str, str]]
 
 SMALL = {
     "cdiVersion": "0.3.0",

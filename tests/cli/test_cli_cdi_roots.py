@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from support import requirements
+from support.fixtures import Run
 from support.machine import LIBRARIES, MACHINE
 
 from ocigpu.cli.front.main import main
 
 pytestmark = pytest.mark.root  # nodes, and a library that is loaded below another root
 
-Run = Callable[..., tuple[int, str, str]]
 Generate = Callable[..., dict[str, Any]]
 VERSION = "550.163.01"
 CUDA = f"libcuda.so.{VERSION}"

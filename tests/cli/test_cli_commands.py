@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.fixtures import Run
 
 from ocigpu import __version__
 from ocigpu.cli.containers.plan import join_reasons
@@ -26,7 +27,6 @@ from ocigpu.core.settings import KEYS
 from ocigpu.core.toml import toml_value
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ocigpu"
-Run = Callable[..., tuple[int, str, str]]
 Record = Callable[[HostFacts], str]
 LIBRARY_LINK = "/usr/lib64/libcuda.so.1 -> libcuda.so.550.163.01"
 

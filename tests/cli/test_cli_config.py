@@ -2,16 +2,15 @@
 
 import json
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.fixtures import Run
 
 from ocigpu.cli.settings.config import render_default
 from ocigpu.core.settings import KEYS
 from ocigpu.system.settings_file import read_settings
 
-Run = Callable[..., tuple[int, str, str]]
 FILE = """\
 # ours
 mode = "hook"  # for now

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.fixtures import Run
 
 import ocigpu
 from ocigpu.cli.containers.explain import find_code, read_examples, render_markdown
@@ -16,7 +17,6 @@ from ocigpu.core.codes import AREAS, CODES
 from ocigpu.core.errors import UsageError, as_own_error
 from ocigpu.core.facts import HostFacts
 
-Run = Callable[..., tuple[int, str, str]]
 PACKAGE = Path(ocigpu.__file__).parent
 PATH = PACKAGE / "core/codes.toml"
 

@@ -3,16 +3,15 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.fixtures import Run
 
 from ocigpu.cli.front.main import main
 from ocigpu.core.codes import CODES
 from ocigpu.sim.fabric import SimulatedManager
 
-Run = Callable[..., tuple[int, str, str]]
 ISOLATED = """\
 PARTITION ID  STATUS    GPUs  NVLINKS  GPU PHYSICAL IDs
 ------------  ------    ----  -------  ----------------

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import requirements
+from support.fixtures import Run
 from support.product import PROGRAMS
 
 import ocigpu
@@ -26,7 +27,6 @@ from ocigpu.core.errors import UsageError
 from ocigpu.core.facts import HostFacts
 
 PACKAGE = Path(ocigpu.__file__).parent
-Run = Callable[..., tuple[int, str, str]]
 
 
 def read_by_typer(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:

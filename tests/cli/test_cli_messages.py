@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.fixtures import Run
 from support.products import one_in
 
 from ocigpu.cli.front.main import COMMANDS, find_command
 from ocigpu.doctor.findings import CHECKS, Evidence, Finding
 from ocigpu.doctor.messages import MESSAGES, Message, find_messages, render_markdown
 
-Run = Callable[..., tuple[int, str, str]]
 SAMPLES = [
     (sample["title"], sample["text"])
     for sample in tomllib.loads((Path(__file__).parent / "data/messages.toml").read_text(encoding="utf-8"))["sample"]

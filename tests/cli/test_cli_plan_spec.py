@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.asking import request_from_variables
 from support.bundle import base_config
+from support.fixtures import Run
 from support.machine import LOADER
 
 from ocigpu.bundle.declared import edit_declared
@@ -17,7 +18,6 @@ from ocigpu.core.facts import HostFacts, ImageFacts
 from ocigpu.core.settings import Settings
 from ocigpu.gpus.nvidia.plan import make_plan
 
-Run = Callable[..., tuple[int, str, str]]
 Record = Callable[[HostFacts], str]
 
 

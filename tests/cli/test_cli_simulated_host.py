@@ -2,18 +2,18 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import requirements
+from support.fixtures import Run
 from support.machine import read_recorded
 
 from ocigpu import __version__
 from ocigpu.cli.front.main import main
 from ocigpu.entry.container_cli.main import main as container_cli_main
 
-Run = Callable[..., tuple[int, str, str]]
 DATA = Path(__file__).parent / "data"
 
 

@@ -3,15 +3,14 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import requirements
+from support.fixtures import Run
 
 from ocigpu.cli.front.main import main
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import requirements
+from support.fixtures import Run
 
 from ocigpu.cli.engines.busybox import make_bundle, make_config, sections_of
 
-Run = Callable[..., tuple[int, str, str]]
 COMMAND = [sys.executable, "-m", "ocigpu.cli.front.main", "demo", "--gpus", "3"]
 SHIM = Path(sys.executable).parent / "ocigpu-runtime"
 

@@ -84,10 +84,7 @@ def with_users(config: dict[str, Any]) -> None:
 
 def settings_with(host: SimulatedHost, low_level: str, path: Path, mode: str, more: str = "") -> Path:
     """Write settings with another mode for a host; returns their path."""
-    host.environment({}, low_level)
-    base = (host.directory / f"config-{low_level}.toml").read_text()
-    path.write_text(f'mode = "{mode}"\n{more}{base}')
-    path.chmod(0o644)
+    host.in_mode({}, path, mode, more, runtime=low_level)
     return path
 
 

@@ -9,14 +9,12 @@ import pytest
 from support import requirements
 
 from ocigpu.cli.front import show
-from ocigpu.cli.front.main import main
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks
 from ocigpu.sim.create import create_host
 from ocigpu.sim.faults import make_faults
 
-Run = Callable[..., tuple[int, str, str]]
 Broken = Callable[..., Path]
 
 
@@ -65,17 +63,3 @@ def bad(findings: list[Finding]) -> set[str]:
     """Return the names of findings that are neither well nor the one that the host is simulated."""
     worse = ("error", "warning", "note")
     return {item.name for item in findings if item.severity in worse and item.name != "simulated-host"}
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Call with arguments: runs ``ocigpu`` in this process; returns status, standard output and standard error."""
-    monkeypatch.delenv("OCIGPU_CONFIG", raising=False)
-    monkeypatch.delenv("OCIGPU_DEBUG", raising=False)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call

@@ -6,7 +6,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, Run
+from doctor.conftest import Broken
+from support.fixtures import Run
 
 from ocigpu.core.errors import UsageError
 from ocigpu.doctor.archive import REMOVED, Redactor, open_new

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, Run
+from doctor.conftest import Broken
+from support.fixtures import Run
 
 from ocigpu.cli.host import doctor
 from ocigpu.doctor.changes import compare

@@ -8,7 +8,8 @@ from pathlib import Path
 from string import Formatter
 
 import pytest
-from doctor.conftest import Broken, Run, bad, examine
+from doctor.conftest import Broken, bad, examine
+from support.fixtures import Run
 from support.process import run
 from support.product import python_of_nobody
 

@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, Run, examine
+from doctor.conftest import Broken, examine
+from support.fixtures import Run
 from support.process import run
 
 

@@ -5,9 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, Run
+from doctor.conftest import Broken
 from support import requirements
 from support.engine_roots import configure, make_host, put
+from support.fixtures import Run
 
 from ocigpu.doctor import engines as module
 from ocigpu.doctor.docker import check_swarm

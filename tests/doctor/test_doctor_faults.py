@@ -5,7 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, Run, bad, examine
+from doctor.conftest import Broken, bad, examine
+from support.fixtures import Run
 from support.products import one_in
 
 from ocigpu.cdi.document import read_document

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, Run, bad, examine
+from doctor.conftest import Broken, bad, examine
+from support.fixtures import Run
 from support.product import PROGRAMS
 from support.products import one_in
 

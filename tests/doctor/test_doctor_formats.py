@@ -13,8 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from doctor.conftest import Broken, Run
+from doctor.conftest import Broken
 from prometheus_client.parser import text_string_to_metric_families
+from support.fixtures import Run
 from support.product import PROGRAMS, REPOSITORY
 
 from ocigpu.doctor import formats

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor.conftest import Run
 from support.engine_roots import make_host, put
+from support.fixtures import Run
 
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.repairs import find_entry_repair, find_repair, find_switch_repair

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, Run, bad, examine
+from doctor.conftest import Broken, bad, examine
+from support.fixtures import Run
 
 from ocigpu.cdi.document import read_document
 from ocigpu.core.settings import DEFAULT_PATH

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Run
+from support.fixtures import Run
 from support.product import PROGRAMS
 from support.trees import write_tree
 

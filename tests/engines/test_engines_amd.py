@@ -35,16 +35,13 @@ class AmdContainers:
         self.renders = sorted(path.name for path in (host.directory / "dev/dri").glob("renderD*"))
 
     def environment(self, mode: str, low_level: str = "runc", more: str = "") -> dict[str, str]:
-        environment = self.host.environment(self.base, low_level)
-        text = f'mode = "{mode}"\ncdi.spec-dirs = ["{self.directory}/specs"]\n{more}\n'
-        settings = self.directory / "config.toml"
-        settings.write_text(text + Path(environment["OCIGPU_CONFIG"]).read_text())
-        settings.chmod(0o644)
+        settings, specs = self.directory / "config.toml", f'cdi.spec-dirs = ["{self.directory}/specs"]'
+        environment = self.host.in_mode(self.base, settings, mode, specs, more, runtime=low_level)
         if mode == "cdi":
             (self.directory / "specs").mkdir(exist_ok=True)
             command = [PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--vendor", "amd", "--config", settings]
             run([*command, "--output", self.directory / "specs/amd.json"])
-        return {**environment, "OCIGPU_CONFIG": str(settings)}
+        return environment
 
     def run(self, env: dict[str, str], devices: str, user: int = 0, words: list[str] | None = None) -> Completed:
         def as_user(config: dict[str, Any]) -> None:

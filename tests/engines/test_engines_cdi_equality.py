@@ -90,13 +90,9 @@ def settings_of(host: Host, runtime: str, specs: Path | None) -> dict[str, str]:
     Hook mode runs ldconfig, as the hooks of specifications do; a merged cache is compared with that elsewhere
     (test_engines_spec_mode.py, test_engines_loader_cache.py).
     """
-    environment = host.host.environment(host.environment, runtime)
     path = (specs or host.cdi.parent) / f"{runtime}.toml"
-    text = Path(environment["OCIGPU_CONFIG"]).read_text()
-    mode = f'mode = "cdi"\ncdi.spec-dirs = ["{specs}"]' if specs else 'mode = "hook"\nloader-cache = "ldconfig"'
-    path.write_text(f"{mode}\n{text}")
-    path.chmod(0o644)
-    return {**environment, "OCIGPU_CONFIG": str(path)}
+    mode, line = ("cdi", f'cdi.spec-dirs = ["{specs}"]') if specs else ("hook", 'loader-cache = "ldconfig"')
+    return host.host.in_mode(host.environment, path, mode, line, runtime=runtime)
 
 
 _WITHOUT: dict[tuple[str, str, Path, Path], Seen] = {}

@@ -38,11 +38,7 @@ class Hurried(NamedTuple):
     base: dict[str, str]
 
     def environment(self, mode: str, directory: Path, more: str = "") -> dict[str, str]:
-        env = self.host.environment(self.base, "runc")
-        settings = directory / f"{mode}.toml"
-        settings.write_text(f'mode = "{mode}"\n{more}\n{Path(env["OCIGPU_CONFIG"]).read_text()}')
-        settings.chmod(0o644)
-        return {**env, "OCIGPU_CONFIG": str(settings)}
+        return self.host.in_mode(self.base, directory / f"{mode}.toml", mode, more)
 
     def create(
         self, bundle: Path, env: dict[str, str], silent: Path | None = None, runtime: str | Path = ""

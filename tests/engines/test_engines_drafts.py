@@ -43,10 +43,7 @@ def test_drafts_of_the_dead_are_gone_and_those_of_the_living_stay(
     mode: str,
     runtime: str,
 ) -> None:
-    env = simulated_host.environment(runtime_environment, runtime)
-    settings = work_directory / "config.toml"
-    settings.write_text(f'mode = "{mode}"\n{Path(env["OCIGPU_CONFIG"]).read_text()}')
-    settings.chmod(0o644)
+    env = simulated_host.in_mode(runtime_environment, work_directory / "config.toml", mode, runtime=runtime)
     bundle = make_bundle(["/bin/true"], {"NVIDIA_VISIBLE_DEVICES": "0"})
     etc = bundle / "rootfs/etc"
     dead, living = draft_of(GONE, monkeypatch), draft_of(os.getpid(), monkeypatch)
@@ -55,7 +52,6 @@ def test_drafts_of_the_dead_are_gone_and_those_of_the_living_stay(
         plant(directory, dead, living)
         (directory / link).symlink_to("nowhere")
     plant(etc, "ld.so.cache~")
-    env["OCIGPU_CONFIG"] = str(settings)
     result = run_container([RUNTIME], bundle, container_id(), env=env, cgroup="v2")
     assert result.returncode == 0, explain(result)
     for directory in (bundle, etc):

@@ -34,17 +34,14 @@ class Groups:
         self.nodes = ["/dev/nvidiactl", "/dev/nvidia0", f"/dev/dri/{card}", f"/dev/dri/{render}"]
 
     def environment(self, mode: str, low_level: str, features: str = "") -> dict[str, str]:
-        environment = self.host.environment(self.base, low_level)
-        text = f'mode = "{mode}"\ncdi.spec-dirs = ["{self.directory}/specs"]\n{features}\n'
-        settings = self.directory / "config.toml"
-        settings.write_text(text + Path(environment["OCIGPU_CONFIG"]).read_text())
-        settings.chmod(0o644)
+        settings, specs = self.directory / "config.toml", f'cdi.spec-dirs = ["{self.directory}/specs"]'
+        environment = self.host.in_mode(self.base, settings, mode, specs, features, runtime=low_level)
         if mode == "cdi":
             (self.directory / "specs").mkdir()
             command = [PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--config", self.host.settings]
             command += ["--nvidia-cdi-hook-path", self.copy.runtime.with_name("ocigpu-hook")]  # users start it, too
             run([*command, "--output", self.directory / "specs/nvidia.json"])
-        return {**environment, "OCIGPU_CONFIG": str(settings)}
+        return environment
 
     def start(
         self, env: dict[str, str], edit: Callable[[dict[str, Any]], None] | None = None, runtime: Path | str = ""

@@ -35,10 +35,8 @@ def start(
         config["mounts"].append(mount)
 
     bundle = make_bundle(probe(["open", "/dev/nvidia2", "/dev/null"]), GPU_2, edit=edit)
-    env = host.environment(environment, low_level)
-    settings = directory / "config.toml"
-    settings.write_text(f'mode = "{mode}"\n{Path(env["OCIGPU_CONFIG"]).read_text()}')
-    return run_container([RUNTIME], bundle, container_id(), env={**env, "OCIGPU_CONFIG": str(settings)}, cgroup="v2")
+    env = host.in_mode(environment, directory / "config.toml", mode, runtime=low_level)
+    return run_container([RUNTIME], bundle, container_id(), env=env, cgroup="v2")
 
 
 def make_dev(directory: Path, host: SimulatedHost, names: tuple[str, ...]) -> None:

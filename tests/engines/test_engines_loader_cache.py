@@ -52,12 +52,9 @@ class Starts:
         self.host, self.base, self.directory = host, environment, directory
 
     def environment(self, loader_cache: str, low_level: str = "runc") -> dict[str, str]:
-        variables = self.host.environment(self.base, low_level)
         path = self.directory / f"settings-{loader_cache}.toml"
-        line = f'loader-cache = "{loader_cache}"\n' if loader_cache else ""
-        path.write_text(f'mode = "hook"\n{line}{Path(variables["OCIGPU_CONFIG"]).read_text()}')
-        path.chmod(0o644)
-        return {**variables, "OCIGPU_CONFIG": str(path)}
+        line = f'loader-cache = "{loader_cache}"' if loader_cache else ""
+        return self.host.in_mode(self.base, path, "hook", line, runtime=low_level)
 
     def bundle(self, image: Path, edit: Callable[[dict[str, Any]], None] | None = None) -> Path:
         config = base_config(LOOK, ALL)

@@ -38,11 +38,8 @@ class MixedContainers:
         ]
 
     def run(self, mode: str, low_level: str, user: int = 0, **env: str) -> Completed:
-        environment = self.host.environment(self.base, low_level)
-        settings = self.directory / "config.toml"
-        text = f'mode = "{mode}"\ncdi.spec-dirs = ["{self.directory}/specs"]\n'
-        settings.write_text(text + Path(environment["OCIGPU_CONFIG"]).read_text())
-        settings.chmod(0o644)
+        settings, specs = self.directory / "config.toml", f'cdi.spec-dirs = ["{self.directory}/specs"]'
+        environment = self.host.in_mode(self.base, settings, mode, specs, runtime=low_level)
         if mode == "cdi":
             (self.directory / "specs").mkdir(exist_ok=True)
             command = [PROGRAMS / "ocigpu", "cdi", "refresh", "--quiet", "--config", settings]
@@ -53,7 +50,6 @@ class MixedContainers:
             config["process"]["user"] = {"uid": user, "gid": user}
 
         bundle = self.make(probe(["open", *paths]), env, edit=as_user)
-        environment["OCIGPU_CONFIG"] = str(settings)
         return run_container([RUNTIME], bundle, container_id(), env=environment, cgroup="v2")
 
     def opened(self, mode: str, low_level: str, user: int = 0, **env: str) -> set[str]:

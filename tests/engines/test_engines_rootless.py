@@ -10,7 +10,16 @@ from support import machine, requirements
 from support.bundle import give_to
 from support.fixtures import MakeBundle
 from support.process import explain
-from support.product import CONTROL_NODES, LIBRARIES, PublicCopy, SimulatedHost, failed_with, gpu_names, listed_uuids
+from support.product import (
+    CONTROL_NODES,
+    LIBRARIES,
+    PublicCopy,
+    SimulatedHost,
+    failed_with,
+    gpu_names,
+    listed_uuids,
+    look_at_gpus_0_and_2,
+)
 from support.runtimes import answers, container_id, parts, probe, run_container, script
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
@@ -56,22 +65,8 @@ def give_away(bundle: Path, owner: int) -> dict[str, str]:
 
 
 def assert_has_gpus_0_and_2(host: SimulatedHost, output: str) -> None:
-    listing, probed, opened = parts(output)
-    assert listed_uuids(listing) == [host.gpus[0], host.gpus[2]], listing
-    seen = answers(probed)
-    assert gpu_names(seen["list", "/dev"]) == sorted(["nvidia0", "nvidia2", *CONTROL_NODES])
+    seen = look_at_gpus_0_and_2(host, output)
     assert sorted(seen["list", "/proc/driver/nvidia/gpus"].split()) == ["0000:01:00.0", "0000:03:00.0"]
-    for name in ("nvidia0", "nvidia2", "nvidiactl"):
-        assert seen["open", f"/dev/{name}"] == "ENXIO", name
-    assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
-
-
-def in_mode_spec(env: dict[str, str], directory: Path) -> dict[str, str]:
-    """Return the variables with settings of mode spec, which lie in a directory that everybody may read."""
-    path = directory / "spec.toml"
-    path.write_text(f'mode = "spec"\n{Path(env["OCIGPU_CONFIG"]).read_text()}')
-    path.chmod(0o644)
-    return {**env, "OCIGPU_CONFIG": str(path)}
 
 
 def assert_declares_gpus_0_and_2(host: SimulatedHost, bundle: Path, output: str) -> None:
@@ -169,8 +164,8 @@ def test_a_rootless_container_gets_its_gpus_in_mode_spec(
 ) -> None:
     """By the hook: a simulated host's own step could not enter the container's user namespace."""
     bundle = make_bundle(LOOK, {"NVIDIA_VISIBLE_DEVICES": "0,2"}, edit=make_rootless)
-    env = simulated_host.environment({**runtime_environment, **give_away(bundle, USER)})
-    env = in_mode_spec(env, bundle.parent)
+    variables = {**runtime_environment, **give_away(bundle, USER)}
+    env = simulated_host.in_mode(variables, bundle.with_name("spec.toml"), "spec")
     result = run_container([public_copy.runtime], bundle, container_id(), env=env, cgroup=cgroup, prefix=AS_USER)
     assert result.returncode == 0, explain(result)
     assert_has_gpus_0_and_2(simulated_host, result.stdout)
@@ -189,8 +184,8 @@ def test_a_runtime_inside_a_user_namespace_needs_no_hook_in_mode_spec(
     owner: int,
 ) -> None:
     bundle = make_bundle(LOOK, {"NVIDIA_VISIBLE_DEVICES": "0,2"}, edit=without_resources)
-    env = simulated_host.environment({**runtime_environment, **give_away(bundle, owner)}, low_level)
-    env = in_mode_spec(env, bundle.parent)
+    variables = {**runtime_environment, **give_away(bundle, owner)}
+    env = simulated_host.in_mode(variables, bundle.with_name("spec.toml"), "spec", runtime=low_level)
     prefix = [*(AS_USER if owner else ()), "unshare", "--user", "--map-root-user", "--mount"]
     result = run_container([public_copy.runtime], bundle, container_id(), env=env, cgroup=cgroup, prefix=prefix)
     assert result.returncode == 0, explain(result)

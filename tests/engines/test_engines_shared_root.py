@@ -87,9 +87,7 @@ def other_container(
     env = host.environment(environment, "runc")
     command: list[Any] = [RUNTIME, "--root", bundle.with_name("state")]
     if way in ("hook", "spec"):
-        settings = bundle.with_name(f"{way}.toml")
-        settings.write_text(f'mode = "{way}"\n{Path(env["OCIGPU_CONFIG"]).read_text()}')
-        env = {**env, "OCIGPU_CONFIG": str(settings)}
+        env = host.in_mode(environment, bundle.with_name(f"{way}.toml"), way)
     else:
         command[0] = "runc"
     name = container_id()

@@ -51,11 +51,8 @@ class Starts:
         self.host, self.base, self.directory, self.make = host, environment, directory, make
 
     def environment(self, low_level: str, mode: str = "spec", settings: str = "") -> dict[str, str]:
-        env = self.host.environment(self.base, low_level)
         path = self.directory / f"{mode}-{low_level}.toml"
-        path.write_text(f'mode = "{mode}"\n{settings}\n{Path(env["OCIGPU_CONFIG"]).read_text()}')
-        path.chmod(0o644)
-        return {**env, "OCIGPU_CONFIG": str(path)}
+        return self.host.in_mode(self.base, path, mode, settings, runtime=low_level)
 
     def start(
         self, bundle: Path, low_level: str = "runc", *, mode: str = "spec", settings: str = "", before: str = ""

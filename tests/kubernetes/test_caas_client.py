@@ -4,20 +4,20 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from caas_lab import SEED, Lab, ended, make_lab, running
+from support.fixtures import Run
 from support.process import wait_for
 
 from ocigpu.cli.cluster import caas_client
 from ocigpu.cli.front.main import main
 
 IMAGE = SEED["container-url"]
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")

@@ -40,11 +40,9 @@ def test_a_container_has_its_gpus_and_no_other(
     mode: str,
     layout: str,
 ) -> None:
-    env = simulated_host.environment(runtime_environment, low_level)
-    settings = work_directory / "config.toml"
-    specifications = work_directory / "cdi"
-    text = Path(env["OCIGPU_CONFIG"]).read_text()
-    settings.write_text(f'mode = "{mode}"\ncdi.spec-dirs = ["{specifications}"]\n{text}')
+    settings, specifications = work_directory / "config.toml", work_directory / "cdi"
+    place = f'cdi.spec-dirs = ["{specifications}"]'
+    env = simulated_host.in_mode(runtime_environment, settings, mode, place, runtime=low_level)
     if mode == "cdi":
         output = specifications / "nvidia.yaml"
         run([PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--config", settings, "--output", output])
@@ -56,7 +54,6 @@ def test_a_container_has_its_gpus_and_no_other(
     )
     glibc = [["nvidia-smi", "-L"], ["/dlopen", *LIBRARIES]] if layout == "glibc" else []
     bundle = make_bundle(script(words, *glibc), {"NVIDIA_VISIBLE_DEVICES": "0,2"}, layout)
-    env["OCIGPU_CONFIG"] = str(settings)
     cgroup = "v2" if requirements.cgroup_v1() else "v1"  # crun refuses machines that mount both
     done = run_container([RUNTIME], bundle, container_id(), env=env, cgroup=cgroup)
     assert done.returncode == 0, explain(done)

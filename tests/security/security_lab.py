@@ -170,19 +170,15 @@ class Attacks:
 
     def environment(self, mode: str, low_level: str = "runc", more: str = "") -> dict[str, str]:
         """Return the environment of the shim for a mode; mode cdi has a specification that was generated."""
-        env = self.host.environment(self.base, low_level)
         specs = self.host.directory.with_name(f"{self.host.directory.name}-specs")
         if mode == "cdi" and not specs.exists():
             specs.mkdir()
             command = [PROGRAMS / "ocigpu", "cdi", "generate", "--quiet", "--config", self.host.settings]
             run([*command, "--output", specs / "nvidia.json"])
         path = self.directory / f"{mode}-{low_level}.toml"
-        text = Path(env["OCIGPU_CONFIG"]).read_text()
         more += '\nloader-cache = "merge"' if mode == MERGE else ""
         name = "hook" if mode == MERGE else mode
-        path.write_text(f'mode = "{name}"\ncdi.spec-dirs = ["{specs}"]\n{more}\n{text}')
-        path.chmod(0o644)
-        return {**env, "OCIGPU_CONFIG": str(path)}
+        return self.host.in_mode(self.base, path, name, f'cdi.spec-dirs = ["{specs}"]', more, runtime=low_level)
 
     def bundle(
         self,

@@ -121,10 +121,7 @@ def trap(work_directory: Path) -> Trap:
 
 def environment(host: SimulatedHost, base: dict[str, str], directory: Path, mode: str = "hook") -> dict[str, str]:
     """Return ``base`` with settings for a mode; they name the low-level runtime by its path."""
-    env = host.environment(base)
-    path = directory / f"{mode}.toml"
-    path.write_text(f'mode = "{mode}"\n' + Path(env["OCIGPU_CONFIG"]).read_text())
-    return {**env, "OCIGPU_CONFIG": str(path)}
+    return host.in_mode(base, directory / f"{mode}.toml", mode)
 
 
 def without_early(config: Path) -> bytes:

@@ -126,11 +126,8 @@ def test_a_container_gets_what_the_lists_of_a_jetson_name(
     host = hosts[model]
     nodes = [f"/dev/{path.relative_to(host.directory / 'dev')}" for path in (host.directory / "dev").rglob("*")]
     nodes = sorted(node for node in nodes if (host.directory / node[1:]).is_char_device())
-    environment = host.environment(runtime_environment, low_level)
-    settings = work_directory / "config.toml"
-    text = f'mode = "{mode}"\ncdi.spec-dirs = ["{work_directory}/specs"]\n'
-    settings.write_text(text + Path(environment["OCIGPU_CONFIG"]).read_text())
-    settings.chmod(0o644)
+    settings, specs = work_directory / "config.toml", f'cdi.spec-dirs = ["{work_directory}/specs"]'
+    environment = host.in_mode(runtime_environment, settings, mode, specs, runtime=low_level)
     if mode == "cdi":
         command = [PROGRAMS / "ocigpu", "cdi", "refresh", "--quiet", "--config", settings]
         run([*command, "--output", work_directory / "specs/all.json"])
@@ -141,7 +138,6 @@ def test_a_container_gets_what_the_lists_of_a_jetson_name(
         ["nvidia-smi", "-L"],
     )
     bundle = make_bundle(look, {"NVIDIA_VISIBLE_DEVICES": "all"})
-    environment["OCIGPU_CONFIG"] = str(settings)
     done = run_container([RUNTIME], bundle, container_id(), env=environment, cgroup="v2")
     assert done.returncode == 0, explain(done)
     probed, cache, opened, listing = parts(done.stdout)

@@ -18,6 +18,7 @@ from support.runtimes import container_id, set_cgroup
 from support.upgrade import make_next_version
 
 from ocigpu.cli.engines.archive_image import write_image
+from ocigpu.cli.front.main import main
 
 
 @pytest.fixture(scope="session")
@@ -158,3 +159,20 @@ def next_packages(session_directory: Path, packages: Path) -> Callable[[str], Pa
     (sources / "build/packages").mkdir(parents=True)
     run(["cp", "-a", *fetched, sources / "build/packages"])
     return functools.cache(lambda kind: build_packages(sources, session_directory / f"next-{kind}", kind))
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(name="run")
+def run_in_this_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Call with arguments: runs ``ocigpu`` in this process; returns status, standard output and standard error."""
+    monkeypatch.delenv("OCIGPU_CONFIG", raising=False)
+    monkeypatch.delenv("OCIGPU_DEBUG", raising=False)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call

@@ -12,6 +12,7 @@ import _prctl
 import prctl
 from support import requirements
 from support.process import Completed, run
+from support.runtimes import Answers, answers, parts
 
 from ocigpu.system import libc
 
@@ -129,6 +130,14 @@ class SimulatedHost(NamedTuple):
         variables = {name: value for name, value in base.items() if runtime == "crun" or name != "LD_PRELOAD"}
         return {**variables, "OCIGPU_CONFIG": str(settings)}
 
+    def in_mode(self, base: dict[str, str], file: Path, mode: str, *more: str, runtime: str = "runc") -> dict[str, str]:
+        """Return the same with settings of a mode, which are written to ``file``; ``more``: further lines of them."""
+        environment = self.environment(base, runtime)
+        lines = [f'mode = "{mode}"', *more, Path(environment["OCIGPU_CONFIG"]).read_text()]
+        file.write_text("\n".join(lines))
+        file.chmod(0o644)
+        return {**environment, "OCIGPU_CONFIG": str(file)}
+
     @property
     def hook_log(self) -> Path:
         return self.directory / "hook.log"
@@ -178,6 +187,18 @@ def listed_uuids(output: str) -> list[str]:
 def gpu_names(listing: str) -> list[str]:
     """Return the names of our device nodes in a probe's listing of /dev, sorted."""
     return sorted(name for name in listing.split() if name.startswith("nvidia"))
+
+
+def look_at_gpus_0_and_2(host: SimulatedHost, output: str) -> Answers:
+    """Check what nvidia-smi -L, probe and dlopen say in a container with GPUs 0 and 2; return the probe's answers."""
+    listing, probed, opened = parts(output)
+    assert listed_uuids(listing) == [host.gpus[0], host.gpus[2]], output
+    seen = answers(probed)
+    assert gpu_names(seen["list", "/dev"]) == sorted(["nvidia0", "nvidia2", *CONTROL_NODES])
+    for name in ("nvidia0", "nvidia2", "nvidiactl"):
+        assert seen["open", f"/dev/{name}"] == "ENXIO", name
+    assert opened.splitlines() == [f"dlopen {name} ok" for name in LIBRARIES]
+    return seen
 
 
 def failed_with(code: str, result: Completed) -> bool:
