@@ -106,6 +106,20 @@ def test_a_container_that_starts_again_is_not_given_anything_anew(mixed: tuple[K
     kubelets.delete("again")
 
 
+def test_a_pod_gets_the_gpus_of_its_finished_init_container_again(eight_gpus: tuple[Kubelet, Plugin]) -> None:
+    """The kubelet names them as those that a preferred allocation must include."""
+    kubelets, _ = eight_gpus
+    kubelets.expect(gpu=(8, 8))
+    first = kubelets.admit("pod", "init", {GPU: 1})["envs"]["NVIDIA_VISIBLE_DEVICES"]
+    kubelets.finish_init_container("pod", "init")
+    given = kubelets.admit("pod", "main", {GPU: 2})["envs"]["NVIDIA_VISIBLE_DEVICES"].split(",")
+    assert len(given) == 2
+    assert first in given
+    kubelets.delete("pod")
+    asked = [line.split()[2:] for line in kubelets.read_journal() if line.startswith("preferred")]
+    assert sorted(asked[-1]) == sorted(given)
+
+
 def test_the_kubelet_starts_again(simulated_host: SimulatedHost, eight: tuple[Kubelet, Plugin]) -> None:
     kubelets, running = eight
     assert set(kubelets.devices(GPU)) == set(simulated_host.gpus)
