@@ -162,6 +162,7 @@ MANY_WORDS = {
     "--runtime-path": "path of ocigpu-runtime",
     "--since": "only what is newer than that: a time, or the report of a file",
     "--strict": "fail instead of leaving something out",
+    "--to": "where it goes, or what it becomes",
     "--yes": "do it without asking",
 }
 """The one meaning of options that commands say in words of their own."""
