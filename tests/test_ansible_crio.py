@@ -72,8 +72,12 @@ def test_a_host_with_nothing_but_crio_is_configured_and_what_was_not_tried_is_sa
             assert done.returncode == 0, done.stdout + done.stderr
             assert f"changed={changed} " in done.stdout
             assert "crio is not tested: only pods use it" in done.stdout
-        written = run([*enter, "cat", "/etc/crio/crio.conf.d/99-ocigpu.conf"]).stdout
+        file = "/etc/crio/crio.conf.d/99-ocigpu.conf"
+        written = run([*enter, "cat", file]).stdout
         assert f'runtime_path = "{PROGRAMS}/ocigpu-runtime"' in written
+        for changed, default in ((1, "true"), (0, "true"), (0, ""), (2, "false"), (0, "false")):
+            assert f"changed={changed} " in play("--diff", ocigpu_default=default)
+            assert ("default_runtime" in run([*enter, "cat", file]).stdout) == (default != "false")
         words[-1] = json.dumps(chosen | {"ocigpu_remove": True, "ocigpu_serial": "10%"})
         for changed in (1, 0):
             done = run([*enter, venv / "bin" / words[0], *words[1:]], check=False, env=variables, timeout=600)

@@ -120,7 +120,6 @@ def test_the_role_adds_the_repository_and_installs_from_it(
     shutil.copy(simulated_host.settings, machine.root / "etc/ocigpu/config.toml")
     chosen = {
         "ocigpu_release": f"http://127.0.0.1:{PORT}",
-        "ocigpu_release_suite": "stable",
         "ocigpu_engines": ["podman"],
         "ocigpu_test": False,
         "ansible_python_interpreter": "/usr/bin/python3",
@@ -136,8 +135,14 @@ def test_the_role_adds_the_repository_and_installs_from_it(
 
     def play(changed: int, *more: str, **given: Any) -> None:
         done = machine(*words, site, "--extra-vars", json.dumps(chosen | given), *more, env=variables)
+        assert "DEPRECATION" not in done.stdout + done.stderr
         assert f"changed={changed} " in done.stdout, done.stdout
 
+    without = json.dumps(chosen | {"ocigpu_release_suite": "forky"})
+    refused = machine(*words, site, "--check", "--extra-vars", without, env=variables, check=False)
+    assert "/dists/forky/InRelease: HTTP Error 404" in refused.stdout
+    assert "has no packages for this host's python3." in refused.stdout
+    assert not (machine.root / "etc/apt/sources.list.d/ocigpu.sources").exists()
     for changed in (4, 0):
         play(changed)
     assert machine("ocigpu", "--version").returncode == 0
