@@ -192,14 +192,34 @@ def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
     if gone:
         number = f"{len(gone)} files that do not exist, such as" if len(gone) > 1 else "a file that does not exist:"
         reasons.append(f"it names {number} {printable(gone[0], 200)}")
+    return reasons + _wrong_numbers(host, edits)
+
+
+def _wrong_numbers(host: Host, edits: list[dict[str, Any]]) -> list[str]:
+    """Return what says which device nodes a specification gives other numbers than the kernel gave the driver.
+
+    Those of nvidia-uvm and nvidia-caps can be others after each boot: CUDA then fails with its error 999 (unknown).
+    """
+    numbers = {change.path: (change.node.major, change.node.minor) for change in host.node_changes if change.node}
+    reasons = []
+    for node in (node for edit in edits for node in edit.get("deviceNodes", ())):
+        path = str(node.get("hostPath") or node.get("path", ""))
+        here = numbers.get(path if _has_root(host, path) else host.path(path))
+        given = (node.get("major"), node.get("minor", 0))
+        if here and given[0] and given != here:
+            text = "it gives {} the number {}:{}, and the driver has {}:{}"
+            reasons.append(text.format(printable(path, 200), *given, *here))
     return reasons
 
 
 def _is_there(host: Host, path: str) -> bool:
-    """Tell whether a host path of a specification exists; it may be written with the root before it."""
-    if host.root and (path == host.root or path.startswith(f"{host.root}/")):
-        return os.path.exists(path)
-    return host.exists(path)
+    """Tell whether a host path of a specification exists."""
+    return os.path.exists(path) if _has_root(host, path) else host.exists(path)
+
+
+def _has_root(host: Host, path: str) -> bool:
+    """Whether a host path of a specification is written with the root before it."""
+    return bool(host.root) and f"{path}/".startswith(f"{host.root}/")
 
 
 def _all_edits(spec: dict[str, Any]) -> list[dict[str, Any]]:

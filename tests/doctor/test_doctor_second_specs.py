@@ -130,3 +130,20 @@ def test_two_specifications_of_ours_are_no_conflict(broken: Broken) -> None:
     spec["containerEdits"]["env"] = ["A=b"]
     path.write_text(json.dumps(spec))
     assert bad(examine(root)) == {"cdi-duplicate"}
+
+
+@pytest.mark.root
+def test_a_specification_with_the_numbers_of_another_boot_is_found(broken: Broken, run: Run) -> None:
+    """NVIDIA's toolkit writes numbers, and that of nvidia-uvm is any: cuInit then fails with 999 (its issue 1934)."""
+    root = broken()
+    (root / SPEC).unlink()
+    path = root / "etc/cdi/nvidia.yaml"
+    nodes = [
+        {"path": "/dev/nvidiactl", "type": "c", "major": 195, "minor": 255},
+        {"path": "/dev/nvidia-uvm", "type": "c", "major": 235},
+    ]
+    other(path, "nvidia.com/gpu", "all", deviceNodes=[*nodes, {"path": "/dev/nvidia0"}])
+    (found,) = findings(root, "cdi-stale")
+    assert found.text.endswith("it gives /dev/nvidia-uvm the number 235:0, and the driver has 510:0")
+    assert run(*shlex.split(found.fixes[0])[1:])[0] == 0
+    assert bad(examine(root)) == set()
