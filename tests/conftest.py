@@ -114,9 +114,9 @@ def leave_out_foreign(config: pytest.Config, items: list[pytest.Item]) -> None:
         if not all(os.environ.get(name) for mark in item.iter_markers("cluster") for name in mark.args)
         or any(requirements.programs(*mark.args) for mark in item.iter_markers("program"))
     }
-    if out:
-        config.hook.pytest_deselected(items=[item for item in items if item in out])
-        items[:] = [item for item in items if item not in out]
+    from support import products  # see above
+
+    products.leave_out(config, items, out, "programs that they need are not here, or not named (CONTRIBUTING.md)")
 
 
 @pytest.hookimpl(wrapper=True)

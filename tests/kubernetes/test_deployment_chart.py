@@ -535,6 +535,7 @@ def test_the_schema_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
 
 
 def test_the_command_renders_values_of_a_file_plainly_or_says_in_a_line_what_is_wrong(tmp_path: Path) -> None:
+    RENDERER.find_helm()
     command = [sys.executable, DEPLOYMENT / "render.py", "--namespace", "gpu", "--values", tmp_path / "mine.yaml"]
     (tmp_path / "mine.yaml").write_text("exporter: {port: 9500}\n")
     for more in ([], ["--plain"]):

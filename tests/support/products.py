@@ -18,7 +18,7 @@ import functools
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -36,8 +36,8 @@ EVER_FAILED = (
 
 LEFT_OUT = pytest.StashKey[bool]()
 """Whether a case is one that a choice leaves out."""
-NUMBER = pytest.StashKey[int]()
-"""How many cases this run leaves out."""
+LEFT = pytest.StashKey[dict[str, int]]()
+"""How many cases this run leaves out, by what runs them."""
 
 
 def pairs(row: Row) -> frozenset[Any]:
@@ -145,29 +145,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.stash[LEFT_OUT] = True
     taken = {item for item in items if which == "rest" and _has_shares(item)}
     out = left if which == "chosen" else set(items) - left - taken
-    if out:
-        config.hook.pytest_deselected(items=[item for item in items if item in out])
+    leave_out(config, items, out, "--rows all runs everything (tests/support/products.py)")
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], out: Container[pytest.Item], advice: str) -> None:
+    """Take cases out of a run; the summary says how many, and ``advice``: what runs them."""
+    left = [item for item in items if item in out]
+    if left:
+        config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in out]
-        config.stash[NUMBER] = len(out)
+        config.stash.setdefault(LEFT, {})[advice] = len(left)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells its number to the process that prints the summary."""
+    """A worker tells its numbers to the process that prints the summary."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left-out"] = session.config.stash.get(NUMBER, 0)
+        session.config.workeroutput["left-out"] = session.config.stash.get(LEFT, {})
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Each worker collects the same tests; one that died tells nothing."""
-    number = getattr(node, "workeroutput", {}).get("left-out", 0)
-    node.config.stash[NUMBER] = max(node.config.stash.get(NUMBER, 0), number)
+    node.config.stash.setdefault(LEFT, {}).update(getattr(node, "workeroutput", {}).get("left-out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if number := config.stash.get(NUMBER, 0):
+    for advice, number in config.stash.get(LEFT, {}).items():
         cases = f"{number} case was" if number == 1 else f"{number} cases were"
-        terminalreporter.write_line(f"{cases} left out; --rows all runs everything (tests/support/products.py)")
+        terminalreporter.write_line(f"{cases} left out; {advice}")
 
 
 def _has_shares(item: pytest.Item) -> bool:
