@@ -287,6 +287,7 @@ def test_files_of_the_driver_are_found_at_fixed_places(
     host.write(f"/usr/lib/firmware/nvidia/{VERSION}/other.bin", "")
     host.link("/lib/firmware", "/usr/lib/firmware")
     host.write("/usr/share/vulkan/icd.d/nvidia_icd.json", "{}")
+    host.write("/etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1")
     host.write("/etc/glvnd/egl_vendor.d/10_nvidia.json", "{}")
     host.write("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "{}")
     host.write(f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}", "")
@@ -301,11 +302,24 @@ def test_files_of_the_driver_are_found_at_fixed_places(
     assert [tuple(item) for item in facts.firmware] == [(f"{root}/usr/{firmware}", f"/{firmware}", (), "file")]
     assert [(item.host_path.removeprefix(root), item.container_path) for item in facts.configs] == [
         ("/etc/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"),
+        ("/etc/OpenCL/vendors/nvidia.icd",) * 2,
         ("/usr/share/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json"),
         (f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}",) * 2,
         ("/usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so",) * 2,
     ]
-    assert {item.capabilities for item in facts.configs} == {("graphics", "display")}
+    assert {item.capabilities for item in facts.configs if "OpenCL" not in item.host_path} == {("graphics", "display")}
+
+
+def test_opencl_finds_its_platform_wherever_the_container_has_its_library(host: HostTree) -> None:
+    """With the default capabilities clinfo listed no platform (nvidia-container-toolkit issue 682)."""
+    host.driver()
+    host.library(f"libnvidia-opencl.so.{VERSION}", "libnvidia-opencl.so.1")
+    host.write_cache()
+    host.write("/etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1")
+    facts = read_host_facts(host.settings)
+    (library,) = [item for item in facts.libraries if item.soname == "libnvidia-opencl.so.1"]
+    (config,) = facts.configs
+    assert config.capabilities == library.capabilities == ("compute", "video")
 
 
 @pytest.mark.parametrize(

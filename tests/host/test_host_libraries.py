@@ -85,6 +85,16 @@ def test_libraries_with_versions_of_their_own_are_taken(host: HostTree) -> None:
     assert {"libnvidia-egl-gbm.so.1.1.1", "libnvidia-nvvm70.so.4"} <= set(names(host))
 
 
+@pytest.mark.parametrize("name", ["libnvidia-present", "libnvidia-vksc-core"])
+def test_libraries_of_drivers_since_575_come_with_graphics(host: HostTree, name: str) -> None:
+    """nvidia_layers.json names the first; the log of nvidia-container-toolkit issue 1982 (driver 610) has both."""
+    host.driver()
+    host.library(f"{name}.so.{VERSION}")
+    host.write_cache()
+    assert f"{name}.so.{VERSION}" in names(host)
+    assert TABLE[name][1] == ("graphics", "display")
+
+
 def test_libraries_that_belong_to_nobody_are_left_alone(host: HostTree) -> None:
     host.driver()
     host.library(f"libnvidia-gtk3.so.{VERSION}")

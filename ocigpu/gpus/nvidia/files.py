@@ -70,8 +70,11 @@ SHARED_CONFIGS = (
     "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 )
 """Given to containers below /usr/share."""
+OPENCL_ICD = "OpenCL/vendors/nvidia.icd"
+"""Names libnvidia-opencl, and is given with it: without this file OpenCL finds no platform (nvidia-container-toolkit
+issue 682)."""
 ETC_CONFIGS = (
-    "OpenCL/vendors/nvidia.icd",
+    OPENCL_ICD,
     "vulkan/icd.d/nvidia_icd.json",
     "vulkan/icd.d/nvidia_icd.{machine}.json",
     "vulkan/icd.d/nvidia_layers.json",
@@ -183,7 +186,7 @@ def _is_planted_link(tree: Tree, path: str) -> bool:
 
 
 def read_configs(tree: Tree, version: str, machine: str, directories: tuple[str, ...] = ()) -> tuple[HostFile, ...]:
-    """Return configuration files and X.Org modules for graphics and display.
+    """Return configuration files and X.Org modules for OpenCL, graphics and display.
 
     ``directories``: directories of the host in which configuration files are searched, instead of the tree's usual
     ones.
@@ -196,7 +199,8 @@ def read_configs(tree: Tree, version: str, machine: str, directories: tuple[str,
             name = pattern.format(machine=machine)
             host_path = _first(shared, (f"{directory}/{name}" for directory in directories or usual))
             if host_path:
-                found.append(HostFile(host_path, f"{target}/{name}", GRAPHICS))
+                capabilities = TABLE["libnvidia-opencl"][1] if name == OPENCL_ICD else GRAPHICS
+                found.append(HostFile(host_path, f"{target}/{name}", capabilities))
     return (*found, *_xorg_modules(tree, version, machine))
 
 

@@ -50,6 +50,7 @@ _GROUPS = (
     (_GRAPHICS, "libnvidia-rtcore libnvoptix libnvidia-egl-gbm libnvidia-egl-wayland libnvidia-egl-wayland2"),
     (_GRAPHICS, "libnvidia-egl-xcb libnvidia-egl-xlib libnvidia-vulkan-producer"),
     (_GRAPHICS, "libGLX_nvidia libEGL_nvidia libGLESv2_nvidia libGLESv1_CM_nvidia libnvidia-glvkspirv libnvidia-cbl"),
+    (_GRAPHICS, "libnvidia-present libnvidia-vksc-core"),
 )
 """Capabilities, and the libraries that any of them brings, in the order in which nvidia-container-cli lists them."""
 
