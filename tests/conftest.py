@@ -22,6 +22,7 @@ isolation.isolate()  # before anything is started
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 machine.note_mounts()
 
+pytest.register_assert_rewrite("support.product")
 pytest_plugins = [
     "support.compiled",
     "support.fixtures",

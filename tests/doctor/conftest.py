@@ -1,5 +1,6 @@
 """A simulated host with a system around it, made anew for every test by copying: its libraries are compiled once."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -8,12 +9,13 @@ from pathlib import Path
 import pytest
 from support import requirements
 
+from ocigpu.cdi.document import read_document
 from ocigpu.cli.front import show
 from ocigpu.doctor.findings import Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks
 from ocigpu.sim.create import create_host
-from ocigpu.sim.faults import make_faults
+from ocigpu.sim.faults import SPEC, make_faults
 
 Broken = Callable[..., Path]
 
@@ -63,3 +65,15 @@ def bad(findings: list[Finding]) -> set[str]:
     """Return the names of findings that are neither well nor the one that the host is simulated."""
     worse = ("error", "warning", "note")
     return {item.name for item in findings if item.severity in worse and item.name != "simulated-host"}
+
+
+def rely_on_ldconfig(root: Path) -> None:
+    """Make the specification one of NVIDIA's toolkit up to 1.17: the links are left to update-ldcache's ldconfig."""
+    path = root / SPEC
+    spec, _ = read_document(str(path))
+    folder = next(m["containerPath"] for m in spec["containerEdits"]["mounts"] if "libcuda.so." in m["containerPath"])
+    words = ["nvidia-cdi-hook", "update-ldcache", "--folder", folder.rpartition("/")[0]]
+    spec["containerEdits"]["hooks"] = [
+        {"hookName": "createContainer", "path": str(root / "usr/bin/ocigpu-hook"), "args": words, "env": ["A=b"]}
+    ]
+    path.write_text(json.dumps(spec))

@@ -5,16 +5,14 @@ import shlex
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, bad, examine
+from doctor.conftest import Broken, bad, examine, rely_on_ldconfig
 from support.fixtures import Run
 from support.products import one_in
 
-from ocigpu.cdi.document import read_document
 from ocigpu.doctor.findings import CHECKS, SEVERITIES, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks
 from ocigpu.sim.fault_names import FAULT_NAMES
-from ocigpu.sim.faults import SPEC
 
 WITHOUT_MIG_DEVICES = "mig-empty"
 FAULTS = [name for name in FAULT_NAMES if name != WITHOUT_MIG_DEVICES]
@@ -107,16 +105,8 @@ def test_links_of_the_vendors_names_are_not_the_vendors_toolkit(broken: Broken) 
 
 
 def test_a_specification_without_soname_links_is_noted(broken: Broken) -> None:
-    """As NVIDIA's toolkit up to 1.17 writes them: the links are left to the ldconfig of update-ldcache."""
     root = broken()
-    path = root / SPEC
-    spec, _ = read_document(str(path))
-    folder = next(m["containerPath"] for m in spec["containerEdits"]["mounts"] if "libcuda.so." in m["containerPath"])
-    words = ["nvidia-cdi-hook", "update-ldcache", "--folder", folder.rpartition("/")[0]]
-    spec["containerEdits"]["hooks"] = [
-        {"hookName": "createContainer", "path": str(root / "usr/bin/ocigpu-hook"), "args": words, "env": ["A=b"]}
-    ]
-    path.write_text(json.dumps(spec))
+    rely_on_ldconfig(root)
     (found,) = (item for item in examine(root) if item.name == "cdi-hook-missing")
     assert found.severity == "note"
     assert "relies on its hook program: the links lib" in found.text

@@ -1,6 +1,5 @@
 """``doctor --fix``: every fix that it may run is run here or on a real engine, by what the doctor prints."""
 
-import json
 import os
 import pty
 import re
@@ -10,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from doctor.conftest import Broken, bad, examine
+from doctor.conftest import Broken, bad, examine, rely_on_ldconfig
 from support.fixtures import Run
 from support.product import PROGRAMS
 from support.products import one_in
 
-from ocigpu.cdi.document import read_document
 from ocigpu.doctor.findings import CHECKS, Evidence, Finding
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.report import run_checks
@@ -81,24 +79,12 @@ def containerd_alone(root: Path) -> None:
     (root / "usr/bin/containerd").touch(0o755)
 
 
-def relying_on_ldconfig(root: Path) -> None:
-    """As NVIDIA's toolkit up to 1.17 writes them: the links are left to the ldconfig of update-ldcache."""
-    path = root / SPEC
-    spec, _ = read_document(str(path))
-    folder = next(m["containerPath"] for m in spec["containerEdits"]["mounts"] if "libcuda.so." in m["containerPath"])
-    words = ["nvidia-cdi-hook", "update-ldcache", "--folder", folder.rpartition("/")[0]]
-    spec["containerEdits"]["hooks"] = [
-        {"hookName": "createContainer", "path": str(root / "usr/bin/ocigpu-hook"), "args": words, "env": ["A=b"]}
-    ]
-    path.write_text(json.dumps(spec))
-
-
 STAGED: dict[str, Callable[[Path], None]] = {
     "device-nodes-missing.modeset": without_modeset,
     "dev-char-links.missing": without_systemd,
     "cdi-missing.users": without_specification,
     "cdi-missing.wsl": in_wsl,
-    "cdi-hook-missing.relying": relying_on_ldconfig,
+    "cdi-hook-missing.relying": rely_on_ldconfig,
     "docker-gpus-hook.default": without_hook,
     "engine-not-configured.nothing": containerd_alone,
 }

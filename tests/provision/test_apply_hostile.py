@@ -2,13 +2,13 @@
 
 import ctypes
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from provision_lab import Lab, host_mounts, make_plan, new_kernel, old_kernel, snapshot
+from support.bundle import replace
 from support.products import one_in
 
 from ocigpu.core.actions import Bind, Link, Node, Plan, Tmpfs
@@ -36,16 +36,6 @@ def state_of(directory: Path) -> list[tuple[Any, ...]]:
         status = path.lstat()
         found.append((path.name, status.st_mode, status.st_mtime_ns, status.st_ctime_ns, status.st_size))
     return found
-
-
-def replace(path: Path, target: str) -> None:
-    """Put a link where the image had something."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(target)
 
 
 @pytest.mark.product(single=True)

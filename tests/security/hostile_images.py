@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from security_lab import GIVERS, LIBRARY_DIR, MERGE, VERSION, WAYS, Build, Edit, Marker, fill, no_change, replace
+from security_lab import GIVERS, LIBRARY_DIR, MERGE, VERSION, WAYS, Build, Edit, Marker, fill, no_change
+from support.bundle import replace
 from support.machine import TRIPLET
 
 from ocigpu.gpus.libraries.ldcache import NEW_MAGIC

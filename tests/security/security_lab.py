@@ -9,7 +9,6 @@ one in a user namespace.
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -333,16 +332,6 @@ class Attacks:
             if not shown and not node and kind not in DRIVERLESS:
                 foreign.append(line)
         return foreign
-
-
-def replace(path: Path, target: str) -> None:
-    """Put a link where the image has something, or nothing."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(target)
 
 
 def fill(path: Path, content: bytes = b"of the image") -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from security_lab import LIBRARY_DIR, VERSION, Attacks, Build, Marker, fill, replace
+from security_lab import LIBRARY_DIR, VERSION, Attacks, Build, Marker, fill
+from support.bundle import replace
 
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 

@@ -175,3 +175,13 @@ def give_to(path: Path, uid: int, gid: int) -> None:
         for name in directories + files:
             os.lchown(os.path.join(parent, name), uid, gid)
     os.lchown(path, uid, gid)
+
+
+def replace(path: Path, target: str) -> None:
+    """Put a link where an image has something, or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)

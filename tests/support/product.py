@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -187,6 +188,23 @@ def listed_uuids(output: str) -> list[str]:
 def gpu_names(listing: str) -> list[str]:
     """Return the names of our device nodes in a probe's listing of /dev, sorted."""
     return sorted(name for name in listing.split() if name.startswith("nvidia"))
+
+
+GRANTED = ("nvidia0", "nvidia2", *CONTROL_NODES)
+"""The nodes of a container with GPUs 0 and 2."""
+
+
+def check_gpus_0_and_2(host: SimulatedHost, listing: str, probed: str, granted: Sequence[str] = GRANTED) -> Answers:
+    """Check nvidia-smi -L and a probe in a container that has these nodes and no other; return the probe's answers."""
+    assert listed_uuids(listing) == [host.gpus[0], host.gpus[2]], listing
+    seen = answers(probed)
+    assert gpu_names(seen["list", "/dev"]) == sorted(granted)
+    assert sorted(seen["list", "/proc/driver/nvidia/gpus"].split()) == ["0000:01:00.0", "0000:03:00.0"]
+    for name in granted:
+        assert seen["stat", f"/dev/{name}"] == host.describe_node(name), name
+        assert seen["open", f"/dev/{name}"] == "ENXIO", name
+    assert seen["open", "/dev/nvidia1"] == "EPERM"
+    return seen
 
 
 def look_at_gpus_0_and_2(host: SimulatedHost, output: str) -> Answers:
