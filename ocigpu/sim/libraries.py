@@ -137,7 +137,8 @@ def build(root: Path, table: bytes, driver_version: str, model: Model, *, compat
     wanted = [library for library in LIBRARIES if model.fabric or not library.fabric]
     if model.tegra:
         wanted = [LibrarySource(**library) for library in tables["libraries"]]
-    names = tables["programs"] + (read_tables()["built"]["fabric-programs"] if model.fabric else [])
+    more = {"fabric-programs": model.fabric, "cluster-programs": model.cluster}
+    names = tables["programs"] + [name for key, has in more.items() if has for name in read_tables()["built"][key]]
     target, ready = root / "usr/lib" / library_triplet(), PREBUILT / platform.machine()
     notes: list[str] = []
     if ready.is_dir() and not find_compiler():

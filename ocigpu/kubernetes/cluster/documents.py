@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightkube import Client
-from lightkube.core.resource import ApiInfo, GlobalResource, GlobalSubResource, NamespacedResourceG, ResourceDef
+from lightkube.core.resource import (
+    ApiInfo,
+    GlobalResource,
+    GlobalSubResource,
+    NamespacedResourceG,
+    NamespacedSubResource,
+    ResourceDef,
+)
 from lightkube.generic_resource import Generic
 from lightkube.types import PatchType
 
@@ -26,12 +33,18 @@ v1 Secret secrets n
 v1 ResourceQuota resourcequotas n
 v1 LimitRange limitranges n
 v1 ServiceAccount serviceaccounts n
+apps/v1 DaemonSet daemonsets n
 networking.k8s.io/v1 NetworkPolicy networkpolicies n
 cilium.io/v2 CiliumNetworkPolicy ciliumnetworkpolicies n
 coordination.k8s.io/v1 Lease leases n
 admissionregistration.k8s.io/v1 ValidatingAdmissionPolicy validatingadmissionpolicies -
 admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyBinding validatingadmissionpolicybindings -
 events.k8s.io/v1 Event events n
+resource.k8s.io/v1 ResourceClaim resourceclaims n
+resource.k8s.io/v1 ResourceClaimTemplate resourceclaimtemplates n
+resource.k8s.io/v1 ResourceSlice resourceslices -
+resource.nvidia.com/v1beta1 ComputeDomain computedomains n
+resource.nvidia.com/v1beta1 ComputeDomainClique computedomaincliques n
 ocigpu.io/v1alpha1 Tenancy tenancies -
 ocigpu.io/v1alpha1 GPULease gpuleases -
 """
@@ -47,8 +60,9 @@ def _classes() -> Iterator[tuple[str, tuple[Any, Any]]]:
             resource=definition, parent=definition, plural=plural, verbs=["get", "patch", "put"], action="status"
         )
         base: Any = NamespacedResourceG if scope == "n" else GlobalResource
+        sub: Any = NamespacedSubResource if scope == "n" else GlobalSubResource
         made = type(name, (base, Generic), {"_api_info": info})
-        yield name, (made, type(f"{name}Status", (GlobalSubResource, Generic), {"_api_info": status}))
+        yield name, (made, type(f"{name}Status", (sub, Generic), {"_api_info": status}))
 
 
 _CLASSES = dict(_classes())
@@ -105,12 +119,19 @@ class Documents:
         return self._write("update", document, lambda obj, _cls: self._client.replace(obj))
 
     def patch_status(self, document: Document, status: Document) -> Document:
-        """Merge into the status of an object of the cluster's."""
-        name, sub, body = document["metadata"]["name"], _CLASSES[document["kind"]][1], {"status": status}
+        """Merge into the status of an object."""
+        return self._patch("write status of", document, _CLASSES[document["kind"]][1], {"status": status})
+
+    def patch(self, document: Document, change: Document) -> Document:
+        """Merge a change into an object, which is {} when it does not exist; ``document``: its kind and metadata."""
+        return self._patch("patch", document, KINDS[document["kind"]], change, {})
+
+    def _patch(self, verb: str, document: Document, cls: Any, change: Document, *missing: Document) -> Document:
+        metadata = document["metadata"]
+        scope = {"namespace": metadata["namespace"]} if metadata.get("namespace") else {}
+        merge: dict[str, Any] = {"patch_type": PatchType.MERGE, **scope}
         return self._write(
-            "write status of",
-            document,
-            lambda _obj, _cls: self._client.patch(sub, name, body, patch_type=PatchType.MERGE),
+            verb, document, lambda _obj, _cls: self._client.patch(cls, metadata["name"], change, **merge), *missing
         )
 
     def delete(self, document: Document) -> None:
@@ -120,10 +141,11 @@ class Documents:
         self._write("delete", document, lambda _, cls: self._client.delete(cls, metadata["name"], **scope) or {}, {})
 
     def watch(
-        self, kind: str, version: str, seconds: int, labels: "dict[str, Any] | None" = None
+        self, kind: str, version: str, seconds: int, labels: "dict[str, Any] | None" = None, namespace: str = ""
     ) -> "Iterator[tuple[str, Document]]":
         """Yield the type and the object of each event of a kind; the server ends each request after so long."""
         options: dict[str, Any] = {"resource_version": version or None, "server_timeout": seconds, "labels": labels}
+        options |= scope_of(kind, namespace)
         try:
             for event, found in self._client.watch(KINDS[kind], **options):
                 yield event, dict(found)

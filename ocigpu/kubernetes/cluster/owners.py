@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 DRA_DRIVER = "gpu.nvidia.com"
+DOMAIN_DRIVER = "compute-domain.nvidia.com"
+"""Of channels and daemons of ComputeDomains."""
 
 
 class Claim(NamedTuple):

@@ -1,6 +1,7 @@
 """The driver's business with the API server: it reads claims, and writes the ResourceSlices of its own node.
 
-Rights of its service account: resourceclaims get; resourceslices list, create, delete; nodes get.
+Rights of its service account: resourceclaims get; resourceslices list, create, delete; nodes get; for ComputeDomains
+computedomains list.
 """
 
 from collections.abc import Callable
@@ -56,6 +57,12 @@ class ApiCluster:
             if status_of(error) == 404:
                 self._version = ""  # it may be served no more
             raise refused(f"GET resourceclaims {namespace}/{name}", error) from error
+
+    def list_domains(self, namespace: str) -> "list[dict[str, Any]]":
+        """Return the ComputeDomains of a namespace, "": of all."""
+        kind: Any = create_namespaced_resource("resource.nvidia.com", "v1beta1", "ComputeDomain", "computedomains")
+        where = namespace or "*"
+        return ask("LIST computedomains", lambda: [_plain(each) for each in self._client.list(kind, namespace=where)])
 
     def list_slices(self, driver: str, node: str) -> "tuple[Present, ...]":
         """Return the ResourceSlices of a driver on a node."""

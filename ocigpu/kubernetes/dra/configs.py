@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ocigpu.core.errors import RequestError, quoted
+from ocigpu.kubernetes.cluster.owners import DOMAIN_DRIVER
 from ocigpu.kubernetes.cluster.quantity import parse_quantity
 
 API_VERSION = "resource.nvidia.com/v1beta1"
 INTERVALS = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
 """Lengths of time slices, as ``nvidia-smi compute-policy --set-timeslice`` takes them."""
 POLICIES = ("LegacyOnly", "PreferIommuFD")
+CHANNELS = ("Single", "All")
+"""How many channels of its ComputeDomain a claim has."""
 MAX_BYTES = 10 << 10
 """Of the parameters of one configuration, the API's limit."""
 MAX_MPS_DEVICES = 64
@@ -25,10 +28,11 @@ MAX_MPS_DEVICES = 64
 class DeviceConfig(NamedTuple):
     """How a claim wants a device to be used.
 
-    ``kind``: "GpuConfig", "MigDeviceConfig" or "VfioDeviceConfig".  ``strategy``: "", "TimeSlicing" or "MPS";
+    ``kind``: of :data:`KIND_OF`.  ``strategy``: "", "TimeSlicing" or "MPS";
     ``interval``: of :data:`INTERVALS`.  ``percentage``: MPS' active threads, 0 for all; ``pinned``: memory limit in MiB
     of each device by UUID, index or "default".  ``policy``: of :data:`POLICIES`; ``api_device``: also provide
-    /dev/vfio/vfio or /dev/iommu.
+    /dev/vfio/vfio or /dev/iommu.  ``domain``: uid of the ComputeDomain of a channel or daemon; ``every``: all of its
+    channels.
     """
 
     kind: str = ""
@@ -38,9 +42,18 @@ class DeviceConfig(NamedTuple):
     pinned: "dict[str, int]" = {}
     policy: str = "LegacyOnly"
     api_device: bool = False
+    domain: str = ""
+    every: bool = False
 
 
-KIND_OF = {"gpu": "GpuConfig", "mig": "MigDeviceConfig", "vfio": "VfioDeviceConfig"}
+CHANNEL_CONFIG, DAEMON_CONFIG = "ComputeDomainChannelConfig", "ComputeDomainDaemonConfig"
+KIND_OF = {
+    "gpu": "GpuConfig",
+    "mig": "MigDeviceConfig",
+    "vfio": "VfioDeviceConfig",
+    "channel": CHANNEL_CONFIG,
+    "daemon": DAEMON_CONFIG,
+}
 """The kind that fits a kind of device."""
 
 
@@ -67,7 +80,7 @@ def resolve_configs(
         if opaque.get("driver") != driver:
             continue
         where = f"config[{number}]"
-        config = parse_config(opaque.get("parameters"), f"{where}.opaque.parameters")
+        config = parse_config(opaque.get("parameters"), f"{where}.opaque.parameters", kinds_of(driver))
         requests = entries[number].get("requests") or []
         for position, (request, kind) in enumerate(results):
             named = any(_is_for(name, request) for name in requests)
@@ -85,20 +98,41 @@ def _is_for(name: str, request: str) -> bool:
     return name in (request, request.partition("/")[0])
 
 
-def parse_config(parameters: Any, where: str) -> DeviceConfig:
-    """Return a configuration; raises RequestError (OCIGPU-DRA-2) that names the field."""
+def kinds_of(driver: str) -> tuple[str, ...]:
+    """Return the kinds of configuration that a driver takes."""
+    domains = (CHANNEL_CONFIG, DAEMON_CONFIG)
+    return domains if driver == DOMAIN_DRIVER else tuple(kind for kind in KIND_OF.values() if kind not in domains)
+
+
+def parse_config(parameters: Any, where: str, kinds: Sequence[str] = kinds_of("")) -> DeviceConfig:
+    """Return a configuration of these kinds, of a driver of GPUs by default.
+
+    Raises RequestError (OCIGPU-DRA-2) that names the field.
+    """
     data = _mapping(parameters, where)
     if len(json.dumps(data)) > MAX_BYTES:
         raise config_error(where, f"more than {MAX_BYTES} bytes")
     if data.get("apiVersion") != API_VERSION:
         raise config_error(f"{where}.apiVersion", f"{quoted(str(data.get('apiVersion', '')))} is not {API_VERSION}")
     kind = data.get("kind")
+    if kind not in kinds:
+        raise config_error(f"{where}.kind", f"{quoted(str(kind or ''))} is not one of {', '.join(kinds)}")
     if kind == "VfioDeviceConfig":
         return _vfio(data, where)
-    if kind not in KIND_OF.values():
-        raise config_error(f"{where}.kind", f"{quoted(str(kind or ''))} is not one of {', '.join(KIND_OF.values())}")
+    if kind in (CHANNEL_CONFIG, DAEMON_CONFIG):
+        return _domain(data, str(kind), where)
     _known(data, ("apiVersion", "kind", "sharing"), where)
     return _sharing(DeviceConfig(str(kind)), data.get("sharing"), f"{where}.sharing")
+
+
+def _domain(data: Mapping[str, Any], kind: str, where: str) -> DeviceConfig:
+    mode = ("allocationMode",) if kind == CHANNEL_CONFIG else ()
+    _known(data, ("apiVersion", "kind", "domainID", *mode), where)
+    domain = data.get("domainID")
+    if not isinstance(domain, str) or not re.fullmatch(r"[0-9a-zA-Z-]{1,63}", domain):
+        raise config_error(f"{where}.domainID", f"{quoted(str(domain or ''))} is not the uid of a ComputeDomain")
+    every = _word(data.get("allocationMode") or CHANNELS[0], CHANNELS, f"{where}.allocationMode") == CHANNELS[1]
+    return DeviceConfig(kind, domain=domain, every=every)
 
 
 def _sharing(config: DeviceConfig, data: Any, where: str) -> DeviceConfig:

@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ocigpu.core.errors import HostError, OcigpuError, OsErrorAs
@@ -19,17 +20,18 @@ from ocigpu.core.vendors import FIRST
 from ocigpu.gpus.vendors import find_vendors
 from ocigpu.gpus.vfio.bus import PciBus
 from ocigpu.kubernetes.cluster.pods import list_containers
+from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef
 from ocigpu.kubernetes.dra.cluster import ApiCluster, open_cluster
 from ocigpu.kubernetes.dra.devices import DraDevice, DraNode, MigPlace, Taint, make_devices
 from ocigpu.kubernetes.dra.effects import Effects, plan_steps
 from ocigpu.kubernetes.dra.metrics import DraMetrics
 from ocigpu.kubernetes.dra.node import DraReading, dra_reader
 from ocigpu.kubernetes.dra.options import DraOptions
-from ocigpu.kubernetes.dra.prepare import PoolPlace, Preparer
+from ocigpu.kubernetes.dra.prepare import ClaimEffect, PoolPlace, PreparedDevice, Preparer
 from ocigpu.kubernetes.dra.publisher import Publisher
 from ocigpu.kubernetes.dra.sockets import DeviceHealth, DraServer
 from ocigpu.kubernetes.dra.specs import NodeView
-from ocigpu.kubernetes.dra.state import ClaimStore
+from ocigpu.kubernetes.dra.state import ClaimRecord, ClaimStep, ClaimStore
 from ocigpu.kubernetes.dra.status import DriverStatus, write_status
 from ocigpu.kubernetes.leases.lease import Lease, Phase, describe, why_withheld
 from ocigpu.kubernetes.leases.machine import open_fabric_at, open_gate
@@ -109,8 +111,8 @@ class DraDriver(NodeProgram[DraReading]):
             self.node_view,
             self._get_claim,
             self.log,
-            self.effects.table,
-            plan_steps,
+            self.effects.table | self.own_effects(),
+            self.plan_claim,
             self._listed,
         )
         self._status = DriverStatus()
@@ -123,12 +125,32 @@ class DraDriver(NodeProgram[DraReading]):
             options.driver,
             options.node_name,
             options.directories,
-            self.preparer.prepare,
+            self.prepare,
             self.preparer.unprepare,
             self.log,
             options.pod_uid,
             self.metrics,
         )
+
+    # what a driver of other devices has otherwise
+
+    def find_devices(self, node: DraNode, made: Collection[MigPlace]) -> tuple[DraDevice, ...]:
+        """Return the devices of a node; ``made``: as of :func:`make_devices`."""
+        return make_devices(node, self.options.offered, made)
+
+    def own_effects(self) -> dict[str, ClaimEffect]:
+        """Return changes for claims beside those of GPUs."""
+        return {}
+
+    def plan_claim(
+        self, allotted: Sequence[Allotted], view: NodeView, others: Sequence[ClaimRecord]
+    ) -> Sequence[ClaimStep]:
+        """Return what must be done for a claim; see :data:`ocigpu.kubernetes.dra.prepare.Planner`."""
+        return plan_steps(allotted, view, others)
+
+    def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
+        """Prepare a claim for the kubelet; called by several threads, raises OcigpuError."""
+        return self.preparer.prepare(claim)
 
     # life
 
@@ -271,7 +293,7 @@ class DraDriver(NodeProgram[DraReading]):
             self.node = reading.node
             # a device made or given back during the reading belongs to a claim, too
             made = self._made | self.preparer.made_places()
-            self.devices = make_devices(reading.node, self.options.offered, made)
+            self.devices = self.find_devices(reading.node, made)
             options = self.options
             self._view = NodeView(reading.node, self.devices, self.settings, options.plugin, options.mps_root)
             self.monitor.record_reading(self._inventory(), now)
