@@ -30,6 +30,7 @@ INNER_FLOORS = {
         ("cluster", "fabric", "mps"),
         ("labels", "leases", "mig", "installer"),
         ("dra", "plugin"),
+        ("domains",),
     ),
     "cli": (
         ("front",),

@@ -104,7 +104,7 @@ def test_a_charts_defaults_are_rendered(chart: str) -> None:
             "device-plugin": {"device-plugin"},
             "gfd": {"node-labels"},
             "dcgm-exporter": {"exporter"},
-            "dra-driver": {"dra-driver"},
+            "dra-driver": {"dra-driver", "compute-domain-driver"},
         }[chart]
     )
 
@@ -293,7 +293,7 @@ def test_a_dra_drivers_values() -> None:
     })  # fmt: skip
     words = became(result)
     assert words["featureGates.Unheard"] == UNKNOWN
-    assert words["resources.computeDomains.enabled"] == UNNEEDED
+    assert result.values["computeDomains"] == {"enabled": False}
     assert words["controller.replicas"] == NONE
     (pod, container), *others = containers(rendered(result))
     assert not others

@@ -17,6 +17,7 @@ EVERYTHING: dict[str, Any] = {
     "migManager": {"enabled": True, "pods": "drain"},
     "nodeInstaller": {"enabled": True},
     "dra": {"enabled": True, "privileged": True},
+    "computeDomains": {"enabled": True},
     "leases": {"enabled": True, "check": "true"},
     "nodeLabels": {"args": ["--remove-on-exit"]},
 }

@@ -26,11 +26,14 @@ def device_plugin_command(words: list[str] | None = None, config: str = "", log_
 def dra_driver_command(words: list[str] | None = None, config: str = "", log_format: str = "text") -> None:
     check_one_of("--log-format", log_format, LOG_FORMATS)
     with needing("the DRA driver needs grpcio, protobuf and lightkube", "OCIGPU-DRA-6"):
+        from ocigpu.kubernetes.domains.driver import DomainDriver
         from ocigpu.kubernetes.dra.driver import DraDriver
         from ocigpu.kubernetes.dra.options import parse_options
-    settings = load_settings(config)
-    bus = open_bus(find_roots(settings))
-    DraDriver(parse_options(words or [], os.environ), settings, log_format == "json", bus=bus).run()
+    settings, options = load_settings(config), parse_options(words or [], os.environ)
+    if options.compute_domains:
+        DomainDriver(options, settings, log_format == "json").run()
+    else:
+        DraDriver(options, settings, log_format == "json", bus=open_bus(find_roots(settings))).run()
 
 
 def exporter_command(

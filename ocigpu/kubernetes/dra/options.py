@@ -45,6 +45,8 @@ class DraOptions(NamedTuple):
     lease_journal: str = ""
     fabric_address: str = ""
     http_endpoint: str = ""
+    compute_domains: bool = False
+    namespace: str = ""
 
     @property
     def driver(self) -> str:
@@ -95,6 +97,8 @@ def parse_options(words: Sequence[str], environment: Mapping[str, str]) -> DraOp
         raise _wrong("--consumable-shares", f"{quoted(options.shares)} is not disabled, unlimited, memory or a number")
     if options.http_endpoint and split_address(options.http_endpoint) is None:
         raise _wrong("--http-endpoint", f"{quoted(options.http_endpoint)} is not [HOST]:PORT")
+    if options.compute_domains and not options.namespace:
+        raise _wrong("--namespace", "it is not set", "In a pod: POD_NAMESPACE from the field metadata.namespace.")
     if options.passthrough and options.lease_journal:
         raise _wrong("--passthrough", "with --lease-journal GPUs are VFIO's all the time")
     if options.driver_name not in ("", DRA_DRIVER) and options.lease_journal:

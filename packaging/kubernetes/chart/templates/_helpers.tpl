@@ -44,7 +44,7 @@ ocigpu/config: {{ .config }}
 
 {{/* The section of the values that belongs to a program of nodes; empty for others. */}}
 {{- define "ocigpu.section" -}}
-{{ get (dict "device-plugin" "devicePlugin" "dra-driver" "dra" "exporter" "exporter" "node-labels" "nodeLabels" "mps-control-daemon" "mps" "node-installer" "nodeInstaller" "mig-manager" "migManager" "lease-agent" "leases") .component }}
+{{ get (dict "device-plugin" "devicePlugin" "dra-driver" "dra" "exporter" "exporter" "node-labels" "nodeLabels" "mps-control-daemon" "mps" "node-installer" "nodeInstaller" "mig-manager" "migManager" "lease-agent" "leases" "compute-domain-driver" "computeDomains") .component }}
 {{- end -}}
 
 {{- define "ocigpu.podMetadata" -}}
@@ -183,7 +183,7 @@ nodeSelector:
 {{- end }}
 serviceAccountName: {{ include "ocigpu.name" .root }}-{{ .component }}
 {{- $asks := and (eq .component "exporter") (eq (include "ocigpu.asksForPods" .root) "yes") }}
-automountServiceAccountToken: {{ or $installer (eq .component "node-labels") (eq .component "dra-driver") $asks }}
+automountServiceAccountToken: {{ or $installer (eq .component "node-labels") (has .component (list "dra-driver" "compute-domain-driver")) $asks }}
 {{- if .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range $secret := .root.Values.image.pullSecrets }}

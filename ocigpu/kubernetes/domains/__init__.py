@@ -1,0 +1,1 @@
+"""ComputeDomains: nodes whose pods share GPU memory over multi-node NVLink, through IMEX daemons of their own."""

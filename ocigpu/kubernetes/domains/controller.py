@@ -1,0 +1,226 @@
+"""``ocigpu compute-domain controller``: runs the daemons of ComputeDomains, and reports which nodes are ready.
+
+Level-triggered: a pass reads all domains and their objects, and adds what is missing, without memory of earlier passes.
+Watches end the pause between passes.  The decisions are in plan.py, which makes no requests.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from lightkube import Client
+
+from ocigpu.core.errors import HostError
+from ocigpu.kubernetes.cluster.announce import make_event
+from ocigpu.kubernetes.cluster.documents import Documents
+from ocigpu.kubernetes.cluster.leader import RETRY, Leader, NotLeadingError
+from ocigpu.kubernetes.cluster.owners import DOMAIN_DRIVER
+from ocigpu.kubernetes.domains.objects import DOMAIN_LABEL, READY, TARGET_LABEL, DaemonOptions, Document, uid_of
+from ocigpu.kubernetes.domains.plan import (
+    ClusterSeen,
+    DomainMember,
+    DomainStep,
+    describe_step,
+    is_ending,
+    label_change,
+    make_domain_status,
+    plan_domains,
+    show_domain,
+)
+from ocigpu.system.service import Backoff, ServiceLog, Signals
+
+RESYNC = 10.0
+"""Seconds between passes when nothing is heard of changes."""
+SOON = 0.5
+"""Seconds between passes at least: news comes in crowds."""
+WATCH = 300
+"""Seconds after which a watch is begun anew."""
+GRACE = 60.0
+"""Seconds for which an ending domain keeps its daemons if pods still have channels: longer than most pods need to end,
+and short enough for scripts that delete the domain first and its pods afterwards."""
+LEASE = "ocigpu-compute-domains"
+OURS: Document = {DOMAIN_LABEL: None}
+
+
+class DomainController:
+    """``clock``: monotonic seconds."""
+
+    def __init__(
+        self,
+        documents: Documents,
+        options: DaemonOptions,
+        log: ServiceLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.documents, self._options, self._log, self._clock = documents, options, log, clock
+        self._ending: dict[str, float] = {}
+
+    def resync(self) -> bool:
+        """Do one pass over all domains; returns whether something was changed.
+
+        A change that fails holds up no other.  Raises HostError (OCIGPU-KUBE-5) when the cluster cannot be read,
+        NotLeadingError when another replica may lead.
+        """
+        seen = self._read()
+        now = self._clock()
+        ending = [uid_of(each) for each in seen.domains if is_ending(each)]
+        self._ending = {uid: self._ending.get(uid, now) for uid in ending}
+        expired = [uid for uid, since in self._ending.items() if now - since >= GRACE]
+        plan = plan_domains(seen, self._options, expired)
+        changed = False
+        for step in plan.steps:
+            changed |= self._try(describe_step(step), partial(self._take, step))
+        for domain in seen.domains:
+            uid, name = uid_of(domain), f"ComputeDomain {show_domain(domain)}"
+            if uid in plan.members:
+                changed |= self._try(f"status of {name}", partial(self._write_status, domain, plan.members[uid]))
+                left = ", ".join(plan.surplus[uid])
+                text = f"{name}: a clique has room for {self._options.most} nodes, and none for {left}"
+                self._log.once(f"surplus {uid}", "warning", text if left else "")
+        return changed
+
+    def _read(self) -> ClusterSeen:
+        """Read the cluster; objects that are made for domains before these, so that no new one has no domain."""
+        listed, space = self.documents.list, self._options.namespace
+        made = [*listed("DaemonSet", space, OURS)[0], *listed("NetworkPolicy", space, OURS)[0]]
+        made += listed("ComputeDomainClique", space, OURS)[0]
+        made += listed("ResourceClaimTemplate", labels={**OURS, TARGET_LABEL: None})[0]
+        pods, nodes = listed("Pod", space, OURS)[0], listed("Node", labels=OURS)[0]
+        slices = listed("ResourceSlice", fields={"spec.driver": DOMAIN_DRIVER})[0]
+        claims = listed("ResourceClaim", labels=OURS)[0]
+        return ClusterSeen(listed("ComputeDomain")[0], made, claims, pods, nodes, slices)
+
+    def _try(self, what: str, change: Callable[[], bool]) -> bool:
+        try:
+            changed = change()
+        except NotLeadingError:
+            raise
+        except HostError as error:
+            self._log.once(what, "error", f"{what}: {error.message}")
+            return False
+        self._log.forget(what)
+        return changed
+
+    def _take(self, step: DomainStep) -> bool:
+        if step.verb == "label":
+            if not self.documents.patch(step.document, label_change(step.label)):
+                return False  # there is no such node
+        else:
+            made = {"create": self.documents.create, "update": self.documents.update, "delete": self.documents.delete}
+            made[step.verb](step.document)
+        self._log("info", describe_step(step))
+        return True
+
+    def _write_status(self, domain: Document, members: "tuple[DomainMember, ...]") -> bool:
+        before, status = domain.get("status") or {}, make_domain_status(domain, members)
+        if {"nodes": [], **before} == status:
+            return False
+        self.documents.patch_status(domain, status)
+        if status["status"] != before.get("status"):
+            self._announce(domain, status["status"], members)
+        return True
+
+    def _announce(self, domain: Document, status: str, members: "tuple[DomainMember, ...]") -> None:
+        """Write an Event about the new status of a domain; a failure to write it is ignored."""
+        waiting = ", ".join(each.node for each in members if not each.ready)
+        ready = sum(each.ready for each in members)
+        note = f"{ready} of {len(members)} nodes are ready{f', not {waiting}' if waiting else ''}"
+        self._log("info", f"ComputeDomain {show_domain(domain)}: {status}: {note}")
+        metadata = domain["metadata"]
+        about = {key: metadata[key] for key in ("name", "namespace", "uid")}
+        about |= {key: domain[key] for key in ("apiVersion", "kind")}
+        event = make_event(about, "compute-domain-controller", status, note, status != READY, time.time())
+        try:
+            self.documents.create(event)
+        except NotLeadingError:
+            raise
+        except HostError as error:
+            self._log.once("announce", "warning", error.message)
+
+
+class DomainService:
+    """Runs the controller for as long as it leads, by a lease in the daemons' namespace."""
+
+    def __init__(
+        self, options: DaemonOptions, log: ServiceLog, open_client: Callable[[], Client | None] = lambda: None
+    ) -> None:
+        self._log, self._options = log, options
+        identity = f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
+        self._leader = Leader(Documents(open_client()), LEASE, options.namespace, identity)
+        self.controller = DomainController(Documents(open_client(), self._leader.check), options, log)
+        self._watched = Documents(open_client())
+        self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._stopping = threading.Event()
+        self._led = False
+
+    def run(self) -> None:
+        """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP ends the pause."""
+        due, backoff = 0.0, Backoff(SOON, RESYNC)
+        watched: tuple[tuple[str, str, Document | None], ...] = (
+            ("ComputeDomain", "", None),
+            ("ResourceClaim", "", OURS),
+            ("Pod", self._options.namespace, OURS),
+        )
+        with Signals() as signals:
+            for each in watched:
+                threading.Thread(target=self._watch, args=each, daemon=True).start()
+            while not signals.stopping:
+                if signals.take_again():
+                    due = 0.0
+                if not self._lead():
+                    signals.wait(RETRY)
+                    due = 0.0
+                    continue
+                if time.monotonic() >= max(due, backoff.due):
+                    due = time.monotonic() + (0.0 if self._pass(backoff) else RESYNC)
+                if signals.wait(min(max(due, backoff.due) - time.monotonic(), RETRY), self._reader):
+                    os.read(self._reader, 4096)
+                    due = 0.0
+        self._stopping.set()
+        with suppress(HostError):
+            self._leader.release()
+
+    def _pass(self, backoff: Backoff) -> bool:
+        """Do one pass, and set when the next may be; returns whether something was changed."""
+        changed = False
+        try:
+            changed = self.controller.resync()
+            self._log.forget("pass")
+            backoff.reset(time.monotonic() + SOON)
+        except NotLeadingError as error:
+            self._log("warning", error.message)
+        except HostError as error:
+            self._log.failed("pass", error)
+            backoff.failed(time.monotonic())
+        return changed
+
+    def _lead(self) -> bool:
+        try:
+            self._leader.attempt()
+            self._log.forget("lease")
+        except HostError as error:  # a conflict: another replica was faster
+            self._log.once("lease", "warning", f"lease: {error.message}")
+        leading = self._leader.is_leading()
+        if leading != self._led:
+            self._log("info", "this replica leads" if leading else "another replica leads")
+        self._led = leading
+        return leading
+
+    def _watch(self, kind: str, namespace: str, labels: "Document | None") -> None:
+        """End the pause between passes when an object of a kind changes."""
+        backoff = Backoff(1.0, RESYNC)
+        while not self._stopping.is_set():
+            try:
+                for _ in self._watched.watch(kind, "", WATCH, labels, namespace):
+                    backoff.reset()
+                    with suppress(BlockingIOError):
+                        os.write(self._writer, b"\0")
+            except HostError as error:
+                if self._stopping.is_set():
+                    return
+                self._log.once(f"watch {kind}", "warning", f"{error}; everything is read every {RESYNC:.0f} s")
+                self._stopping.wait(backoff.failed(0.0))
