@@ -36,6 +36,10 @@ load: ## 2,000 containers in sequence and 64 at once in each mode; nothing may f
 	@packaging/bootstrap.sh demo
 	@.venv/bin/python -m bench.load $(if $(REPORT),--report '$(REPORT)') $(LOAD_OPTIONS)
 
+fleet: ## a model of 100 servers with 8 GPUs in front of the real service: rates, memory, times, a cut network (FLEET_OPTIONS='--nodes 1000')
+	@packaging/bootstrap.sh demo
+	@.venv/bin/python -m bench.fleet $(FLEET_OPTIONS)
+
 fuzz: ## fuzz every reader of foreign data, two at a time (TARGET=NAME: one; FUZZ_SECONDS=600 for each)
 	@packaging/bootstrap.sh demo
 	@.venv/bin/python -c 'import atheris' 2>/dev/null || \
@@ -104,4 +108,4 @@ clean: ## remove what the targets above made in this directory
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo demo-tenants test test-all test-pythons bench load fuzz security cluster-test test-grounds test-arm64 test-kernels gpu-test install deb rpm image release uninstall docs site protocols format clean
+.PHONY: help demo demo-tenants test test-all test-pythons bench load fleet fuzz security cluster-test test-grounds test-arm64 test-kernels gpu-test install deb rpm image release uninstall docs site protocols format clean

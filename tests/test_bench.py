@@ -12,6 +12,7 @@ import pytest
 
 from bench.commands import Sample
 from bench.measure import Figures, Group, Row, find_figures
+from bench.packing import SIZES, churn, fill
 from bench.report import PAGE, costs, judge, read_costs, replace_costs
 from bench.rows import GROUPS, MANY
 from bench.vendor import LEGACY
@@ -33,6 +34,17 @@ def test_modules_of_the_benchmark_import_each_other_in_no_circle() -> None:
         for path in (REPOSITORY / "bench").glob("*.py")
     }
     graphlib.TopologicalSorter(below).prepare()
+
+
+def test_a_packed_fleet_gets_full_and_a_node_that_offers_what_fits_fails_no_pod() -> None:
+    spread, packed = (fill(100, pack, True, 17) for pack in (False, True))
+    assert (packed["full"], packed["eights"]) == (1.0, 1.0)
+    assert spread["full"] < 0.8
+    assert spread["eights"] < 0.6
+    assert churn(20, False, False, 17)["failed4"] > 0
+    for pack in (False, True):
+        lives = churn(20, pack, True, 17)
+        assert not any(lives[f"failed{size}"] for size in SIZES)
 
 
 def test_processor_time_is_that_of_orphans_too() -> None:

@@ -17,6 +17,7 @@ from support.product import REPOSITORY
 from tenancy_lab import SERVICE, install, make_controller, pod, settle, tenancy
 
 from ocigpu.cli.front.main import main
+from ocigpu.tenants.service.pods import PodOptions
 from ocigpu.tenants.service.request import TenantRules
 from ocigpu.tenants.service.server import GRACE
 
@@ -129,6 +130,16 @@ def test_its_words_are_those_of_the_command(values: dict[str, Any], capsys: pyte
     (container,) = pod_of(objects(values))["spec"]["containers"]
     assert main([*container["args"], "--no-such-option"]) == 2
     assert "--no-such-option" in capsys.readouterr().err
+
+
+def test_the_schedulers_configuration_packs_the_gpus_of_tenants_pods() -> None:
+    document = yaml.safe_load((DEPLOYMENT / "scheduler.yaml").read_text())
+    (profile,) = document["profiles"]
+    (config,) = profile["pluginConfig"]
+    resources = [{"name": PodOptions().resource, "weight": 1}]
+    assert config["args"]["scoringStrategy"] == {"type": "MostAllocated", "resources": resources}
+    accepted = f"object.spec.schedulerName in ['', '{profile['schedulerName']}']"
+    assert accepted in (DEPLOYMENT / "tenants.yaml").read_text()
 
 
 def test_the_documented_job_copies_the_charts_store(capsys: pytest.CaptureFixture[str]) -> None:
