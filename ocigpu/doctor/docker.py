@@ -22,6 +22,7 @@ from ocigpu.doctor.engines import (
 )
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
+from ocigpu.doctor.repairs import find_removal
 from ocigpu.doctor.settings import VENDOR_SETTINGS
 from ocigpu.engines.configure import read_record
 from ocigpu.engines.files import Root
@@ -167,6 +168,8 @@ def check_options(host: Host) -> list[Finding]:
                 host.evidence(file, option, "one of both"),
                 option=option,
                 file=host.path(file),
+                removal=find_removal(host.find(file), host.text(file) or "", {option: ""})
+                or f"# take that key out of {host.path(file)}",
             )
             for option in DOCKER_OPTIONS
             if option in daemon.options and option in keys

@@ -89,6 +89,8 @@ def check_driver(host: Host) -> list[Finding]:
         return [not_checked("on WSL and Tegra the driver is not the kernel module nvidia")]
     if host.driver_version:
         return [ok(f"driver {host.driver_version} is loaded", Evidence(version_file, host.driver_version))]
+    if host.settings_error is not None:
+        return [not_checked("the settings cannot be used: see settings-unusable")]
     if not host.pci_gpus:
         return [not_checked("there is no NVIDIA GPU that needs one", Evidence(version_file, "none"))]
     if all(gpu.driver in VFIO_DRIVERS for gpu in host.pci_gpus):

@@ -29,7 +29,8 @@ from ocigpu.engines.status import (
     read_merged,
     runtime_keys,
 )
-from ocigpu.engines.units import start_command
+from ocigpu.engines.units import read_words, start_command
+from ocigpu.system.programs import run_program
 
 VENDOR = ("nvidia-container-runtime", "nvidia-container-runtime.cdi", "nvidia-container-runtime.legacy")
 USERS_OF_CONTAINERD = (
@@ -38,6 +39,7 @@ USERS_OF_CONTAINERD = (
 )
 HOOKS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
 """Where Podman and CRI-O look for hooks unless a file of theirs says otherwise (oci-hooks(5))."""
+VALIDATE_SECONDS = 10.0
 CLI = "nvidia-container-cli"
 VENDOR_HOOKS = ("nvidia-container-toolkit", "nvidia-container-runtime-hook")
 UNITS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
@@ -234,11 +236,30 @@ def check_problems(host: Host) -> list[Finding]:
     files = tuple(host.evidence(path, "read") for status in engines for path in status.files)
     bad = [(status, text) for status in engines for text in status.problems if not text.startswith(OF_RUNTIME)]
     devices = [finding for status in engines if status.engine == "podman" for finding in _names_for_paths(host, status)]
+    bad += [(status, text) for status in engines if (text := _why_dockerd_refuses(host, status))]
     if not bad and not devices:
         if not files:
             return [not_checked("no engine has a configuration file")]
         return [ok("configuration files of engines can be read", *files)]
     return [_say_broken(host, status, text) for status, text in bad] + devices
+
+
+def _why_dockerd_refuses(host: Host, status: EngineStatus) -> str:
+    """Return why a dockerd that does not run would not start, in its words; "" if it would, or if it is not asked.
+
+    Its unit's options count, which may contradict the file; from Docker 23 on it checks itself without starting.
+    """
+    ready = status.engine == "docker" and not status.flavour and not status.problems and not status.default_missing
+    if not (ready and does_run(host, status) is False and is_from(release_of(host, "docker"), 23)) or os.geteuid():
+        return ""
+    words = read_words("docker")
+    if not words or os.path.basename(words[0]) != "dockerd":  # a unit of somebody's own
+        return ""
+    with suppress(OSError):
+        done = run_program([*words, "--validate"], VALIDATE_SECONDS)
+        said = done.last_line.partition(f" with file {status.target}: ")[2] if done.status else ""
+        return said and f"{status.target}: {said}"
+    return ""
 
 
 def _say_broken(host: Host, status: EngineStatus, text: str) -> Finding:

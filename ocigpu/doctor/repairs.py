@@ -3,10 +3,14 @@
 import re
 import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import partial
+from typing import Any
 
-from ocigpu.core.errors import OcigpuError
+from ocigpu.core.errors import OcigpuError, find_near
+from ocigpu.doctor.findings import KNOWN
+from ocigpu.engines import json_text
 from ocigpu.engines.document import look_up
 from ocigpu.engines.places import is_json, parse_config
 from ocigpu.engines.status import CRI_NAMES
@@ -16,22 +20,74 @@ MAX_REPAIRS = 4
 """A file with more errors than this is for people."""
 _STRING_OR_COMMA = re.compile(r'"(?:\\.|[^"\\])*(?:"|\Z)|,(?=\s*[}\]])')
 _NO_TABLE = re.compile(r": runtimes\.([\w.-]+) is not a table")
+MAX_MISTAKES = 32
+_CLOSERS = {"{": "}", "[": "]"}
+_STRING_OR_BRACKET = re.compile(r'"(?:\\.|[^"\\])*(?:"|\Z)|[{}\[\]]')
+_QUOTES = "\u201c\u201d\u201e"
+_ENDS = '"}]'
+_PLACE = re.compile(r"\(char (\d+)\)")
+_BOTH = re.compile(r"([\w-]+): \(from flag: ")
+_UNKNOWN = re.compile(r"directives don't match any configuration option: (.*)")
 _LINE = re.compile(r"at line (\d+)")
 
 
 def find_repair(path: str, text: str, check: Callable[[str], object]) -> str:
     """Return the command after which a file can be read, "" for none.
 
-    In JSON it takes out commas before a closing bracket; in TOML it comments lines out.  ``path``: on this machine,
-    without links, which sed(1) would replace.  ``check`` raises ValueError, RecursionError or OcigpuError for a text
-    that cannot be used.
+    In JSON it takes out comments and commas that do not belong there, and puts commas and brackets in that do; in TOML
+    it comments lines out.  ``path``: on this machine, without links, which sed(1) would replace.  ``check`` raises
+    ValueError, RecursionError or OcigpuError for a text that cannot be used.
     """
-    scripts, text = _without_commas(text) if is_json(path, text) else _without_lines(text, check)
+    json = is_json(path, text)
+    scripts, mended = _without_commas(text) if json else _without_lines(text, check)
+    if json and _find_error(mended, check):
+        mended = _mend_json(text, check)
+        scripts = _scripts_between(text, mended)
+    return "" if _find_error(mended, check) else _sed(scripts, path)
+
+
+def _rename(data: Mapping[str, Any], unknown: Sequence[str]) -> dict[str, str]:
+    """Return better names for the keys that dockerd does not know, "" for none; of a table it names the keys inside."""
+    wrong = [
+        key
+        for key, value in data.items()
+        if key in unknown or (isinstance(value, dict) and any(map(value.get, unknown)))
+    ]
+    known = [name for name in KNOWN["engines"]["docker"]["keys"] if name not in data]
+    return {key: next(iter(find_near(key, known, likeness=0.8)), "") for key in wrong}
+
+
+def find_removal(path: str, text: str, rename: Mapping[str, str]) -> str:
+    """Return the command that gives keys of daemon.json another name, or takes those out whose new name is "".
+
+    It returns "" where that takes more than a few lines.
+    """
+    new = text
+    for key, name in rename.items():
+        new = new.replace(f'"{key}"', f'"{name}"', 1) if name else json_text.drop(new, [key])
+    kept = {rename.get(key, key): value for key, value in parse_config("daemon.json", text).items()}
+    kept.pop("", None)
+    if parse_config("daemon.json", new) != kept:  # a value has the same word
+        return ""
+    return _sed(_scripts_between(text, new), path)
+
+
+def _sed(scripts: Sequence[str], path: str) -> str:
+    """Return the command of scripts, "" for none or too many; a line of a script ends where its option does."""
+    if not 0 < len(scripts) <= MAX_REPAIRS:
+        return ""
+    if not any("\\" in script for script in scripts):
+        return shlex.join(["sed", "-i", ";".join(scripts), path])
+    return shlex.join(["sed", "-i", *(word for script in scripts for word in ("-e", script)), path])
+
+
+def _find_error(text: str, check: Callable[[str], object]) -> str:
+    """Return why a text cannot be used, "" if it can."""
     try:
         check(text)
-    except (ValueError, RecursionError, OcigpuError):
-        return ""
-    return shlex.join(["sed", "-i", ";".join(scripts), path]) if 0 < len(scripts) <= MAX_REPAIRS else ""
+    except (ValueError, RecursionError, OcigpuError) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def find_config_repair(found: str, path: str, text: str, problem: str) -> str:
@@ -41,6 +97,10 @@ def find_config_repair(found: str, path: str, text: str, problem: str) -> str:
     """
     if is_json(path, text) and (name := _NO_TABLE.search(problem)):
         return find_entry_repair(found, text, name[1])
+    if names := _BOTH.findall(problem):
+        return find_removal(found, text, dict.fromkeys(names, ""))
+    if unknown := _UNKNOWN.search(problem):
+        return find_removal(found, text, _rename(parse_config(path, text), unknown[1].split(", ")))
     return find_repair(found, text, partial(parse_config, path))
 
 
@@ -77,6 +137,60 @@ def _without_commas(text: str) -> tuple[list[str], str]:
         scripts.append(f"{before.count(NEWLINE) + 1}s/,//{before.rpartition(NEWLINE)[2].count(',') + 1}")
         text = before + text[place + 1 :]
     return scripts, text
+
+
+def _mend_json(text: str, check: Callable[[str], object]) -> str:
+    """Return a text with its mistakes in JSON corrected, one after the other, as far as they are known."""
+    for _ in range(MAX_MISTAKES):
+        found = _PLACE.search(_find_error(text, check))
+        mended = _mend_json_at(text, int(found[1])) if found else ""
+        if not mended or mended == text:
+            break
+        text = mended
+    return text
+
+
+def _mend_json_at(text: str, at: int) -> str:
+    """Return a text without the mistake at a place, where the parser has stopped; "" if it is not a known one."""
+    before, rest = text[:at].rstrip(), text[at:]
+    if rest.startswith(("//", "#")):
+        kept, rest = text[:at].rstrip(" \t"), rest[len(rest.partition(NEWLINE)[0]) :]
+        return kept + (rest.removeprefix(NEWLINE) if kept.endswith(NEWLINE) else rest)
+    if not rest.strip():
+        stack: list[str] = []
+        for match in _STRING_OR_BRACKET.finditer(text):
+            if match[0] in _CLOSERS:
+                stack.append(_CLOSERS[match[0]])
+            elif stack and match[0] == stack[-1]:
+                stack.pop()
+        return before.rstrip(",") + "".join(reversed(stack)) + NEWLINE
+    if rest[0] in _QUOTES:
+        return text.translate(dict.fromkeys(map(ord, _QUOTES), '"'))
+    if rest[0] == "," or (rest[0] in "}]" and before.endswith(",")):
+        return _without_commas(text)[1]
+    is_next = rest[0] in '"{[-' or rest[0].isalnum()
+    return f"{before},{text[len(before) :]}" if is_next and (before[-1:] in _ENDS or before[-1:].isalnum()) else ""
+
+
+def _scripts_between(old: str, new: str) -> list[str]:
+    """Return scripts of sed(1) that make one text the other, by changed and deleted lines; none if it has new ones."""
+    before, after = (text.removesuffix(NEWLINE).split(NEWLINE) for text in (old, new))
+    scripts = []
+    for kind, first, last, start, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        if end - start > last - first:
+            return []
+        for number, line in enumerate(after[start:end], first + 1):
+            scripts.append(_change(number, line))
+        if (gone := first + end - start + 1) <= last:
+            scripts.append(f"{gone},{last}d" if gone < last else f"{last}d")
+    return scripts
+
+
+def _change(number: int, line: str) -> str:
+    escaped = line.replace("\\", "\\\\")
+    return f"{number}c\\{escaped}" if line else f"{number}s/.*//"
 
 
 def _without_lines(text: str, check: Callable[[str], object]) -> tuple[list[str], str]:

@@ -106,6 +106,8 @@ def check_stale(host: Host) -> list[Finding]:
     """Do the specifications fit the host as it is now?"""
     if not host.specs.usable:
         return _none(host)
+    if host.settings_error is not None:  # they may say where the driver is
+        return [not_checked("the settings cannot be used: see settings-unusable")]
     if cause := _cause_elsewhere(host):
         return [not_checked(f"{cause}: a specification cannot be compared with this host")]
     findings = []

@@ -56,7 +56,8 @@ def _by_checks(what: str, findings: Sequence[Finding]) -> Work:
                 return Work(what, False, item.text)
     said = [item for name in known["says"] for item in by_name[name]]
     fine = next((item for item in said if item.severity == "ok"), None)
-    return Work(what, True, fine.text) if fine else Work(what, None, said[0].text if said else "")
+    unknown = next((item.text for item in said if item.name == known["otherwise"]), "")
+    return Work(what, True, fine.text) if fine else Work(what, None, unknown)
 
 
 def _engine(host: Host, status: EngineStatus, findings: Sequence[Finding]) -> Work:

@@ -1,4 +1,4 @@
-"""Commands that start an engine's service, which systemd may have given up."""
+"""Commands that start an engine's service, which systemd may refuse."""
 
 import os
 from collections.abc import Sequence
@@ -16,18 +16,33 @@ def start_command(service: str, verb: str = "restart") -> str:
     in a while, also by hand (systemd.unit(5), StartLimitBurst=; docker.service has three in a minute).
     """
     *scope, name = service.split()
-    failing = [unit for unit in _failing_units(scope) if unit in (f"{name}.service", f"{name}.socket")]
-    command = " ".join(["systemctl", *scope, verb, name])
-    return f"{' '.join(['systemctl', *scope, 'reset-failed', *failing])} && {command}" if failing else command
+    states = _read_states(scope, [f"{name}.service", f"{name}.socket"])
+    masked = [unit for unit, state in states.items() if state["LoadState"] == "masked"]
+    failing = [unit for unit, state in states.items() if {"failed", "auto-restart"} & set(state.values())]
+    steps = [["unmask", *masked]] if masked else []
+    steps += [["reset-failed", *failing]] if failing else []
+    return " && ".join(" ".join(["systemctl", *scope, *step]) for step in (*steps, [verb, name]))
 
 
-def _failing_units(scope: Sequence[str]) -> list[str]:
-    """Return the units that have failed, or that systemd will start once more for that; none without systemd."""
+def read_words(service: str) -> list[str]:
+    """Return the command line of a service of this machine, without variables; [] for none that systemd knows."""
     if not os.path.isdir(BOOTED):
         return []
-    words = ["list-units", "--all", "--full", "--plain", "--no-legend", "--state=failed,auto-restart"]
     try:
-        listed = run_program(["systemctl", *scope, *words], SECONDS).output
+        shown = run_program(["systemctl", "show", "--property=ExecStart", f"{service}.service"], SECONDS).output
     except OSError:
         return []
-    return [line.split()[0] for line in listed.splitlines() if line]
+    words = shown.rpartition("argv[]=")[2].partition(" ;")[0].split()
+    return [word for word in words if not word.startswith("$")]
+
+
+def _read_states(scope: Sequence[str], units: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return LoadState, ActiveState and SubState of each unit (systemctl(1), show); of none without systemd."""
+    if not os.path.isdir(BOOTED):
+        return {}
+    try:
+        shown = run_program(["systemctl", *scope, "show", "--property=LoadState,ActiveState,SubState", *units], SECONDS)
+    except OSError:
+        return {}
+    blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in shown.output.split("\n\n")]
+    return {unit: block for unit, block in zip(units, blocks, strict=False) if "LoadState" in block}

@@ -68,6 +68,54 @@ def test_what_engines_bring_without_an_entry_is_a_default(name: str, tmp_path: P
     assert not any(item.default_missing for item in read_engine_status(str(root)))
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("text", "said", "data"),
+    [
+        (
+            '{"runtimess": {"ocigpu": {"path": "/x"}}, "debug": true}',
+            "the following directives don't match any configuration option: ocigpu",
+            {"runtimes": {"ocigpu": {"path": "/x"}}, "debug": True},
+        ),
+        (
+            '{"debug": true, "zzzzzz": 1}',
+            "the following directives don't match any configuration option: zzzzzz",
+            {"debug": True},
+        ),
+        (
+            '{"debug": true, "default-runtime": "ocigpu"}',
+            (
+                "the following directives are specified both as a flag and in the configuration file: default-runtime:"
+                " (from flag: runc, from file: ocigpu)"
+            ),
+            {"debug": True},
+        ),
+        ('{"debug": true}', "", {"debug": True}),
+    ],
+)
+def test_a_file_that_dockerd_refuses_is_corrected(
+    text: str, said: str, data: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of Docker 28.5, with the options of its unit; earlier than 23 it cannot be asked."""
+    file, dockerd = tmp_path / "daemon.json", tmp_path / "dockerd"
+    file.write_text(text)
+    line = f"unable to configure the Docker daemon with file {file}: {said}"
+    dockerd.write_text(f'#!/bin/sh\n[ "$*" = "-H fd:// --validate" ] || exit 3\n[ -n "{said}" ] || exit 0\n'
+                       f'echo "{line}" >&2\nexit 1\n')  # fmt: skip
+    dockerd.chmod(0o755)
+    monkeypatch.setattr(module, "read_words", lambda _: [str(dockerd), "-H", "fd://"])
+    host = host_of(DOCKER._replace(target=str(file), files=(str(file),)))
+    host.__dict__["engine_releases"] = {"docker": "23.0.1"}
+    (found,) = check_problems(host)
+    assert (found.is_bad, said in found.text) == (bool(said), True)
+    for fix in found.fixes[:1]:
+        subprocess.run(["sh", "-e", "-c", fix], check=True)
+    assert json.loads(file.read_text()) == data
+    host.__dict__["engine_releases"] = {"docker": "20.10.24"}
+    file.write_text(text)
+    assert not any(item.is_bad for item in check_problems(host))
+
+
 @pytest.mark.engine
 def test_the_words_of_dockerd_and_podman_are_known(tmp_path: Path, run: Run) -> None:
     """The programs themselves say them: neither gets so far as to start anything."""

@@ -11,7 +11,7 @@ from support.engine_roots import make_host, put
 from support.fixtures import Run
 
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.repairs import find_entry_repair, find_repair, find_switch_repair
+from ocigpu.doctor.repairs import find_entry_repair, find_removal, find_repair, find_switch_repair
 from ocigpu.doctor.report import run_checks
 from ocigpu.engines import units
 from ocigpu.engines.places import parse_config
@@ -31,6 +31,12 @@ def repaired(file: Path, command: str) -> dict[str, Any]:
         ("a.json", '{"a": ",}",\n}', {"a": ",}"}),
         ("a.json", '{"a": ",}", "b": {"c": [1,],}, }', {"a": ",}", "b": {"c": [1]}}),
         ("a.json", '{"a": {"b": "/c d"},\t\r\n}', {"a": {"b": "/c d"}}),
+        ("a.json", '{"a": 1 "b": 2}', {"a": 1, "b": 2}),
+        ("a.json", '{\n  "a": {"b": true}\n  "c": "d",\n  "e": [1 2],\n}\n', {"a": {"b": True}, "c": "d", "e": [1, 2]}),
+        ("a.json", '{\n  // one, "two"\n  # three\n  "a": "// b" // "c"\n}\n', {"a": "// b"}),
+        ("a.json", '{\n  "a": {"b": [1, 2,\n', {"a": {"b": [1, 2]}}),
+        ("a.json", "{\n", {}),
+        ("a.json", "{ \u201cdns\u201d: [\u201c192.0.2.1\u201d] }\n", {"dns": ["192.0.2.1"]}),
         ("a.toml", "[a]\nb = 1\nc = d\n  e = f\n", {"a": {"b": 1}}),
         ("a.toml", "[a\nb = 1\n", {"b": 1}),
     ],
@@ -45,7 +51,9 @@ def test_a_command_makes_a_file_readable(name: str, text: str, data: object, tmp
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.json", '{"a": 1 "b": 2}'),
+        ("a.json", '{"a" 1}'),
+        ("a.json", '{"a": 1} x'),
+        ("a.json", '{"a": "b}'),
         ("a.json", "{" + '"a": [' * 2000),
         ("a.json", "{}"),
         ("a.toml", "a = [\n1,\n"),
@@ -58,30 +66,52 @@ def test_no_command_is_printed_that_does_not_help(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failing", "commands"),
+    ("service", "socket", "before"),
     [
-        ("", ["systemctl restart docker", "systemctl start docker", "systemctl --user restart docker"]),
-        (
-            "docker.service loaded failed failed Docker\ndocker.socket loaded failed failed Docker\nssh.service loaded",
-            [
-                "systemctl reset-failed docker.service docker.socket && systemctl restart docker",
-                "systemctl reset-failed docker.service docker.socket && systemctl start docker",
-                "systemctl --user reset-failed docker.service docker.socket && systemctl --user restart docker",
-            ],
-        ),
+        ("loaded active running", "loaded active listening", ""),
+        ("loaded inactive dead", "not-found inactive dead", ""),
+        ("loaded failed failed", "loaded failed failed", "systemctl reset-failed docker.service docker.socket && "),
+        ("loaded activating auto-restart", "loaded active running", "systemctl reset-failed docker.service && "),
+        ("masked inactive dead", "loaded failed failed",
+         "systemctl unmask docker.service && systemctl reset-failed docker.socket && "),
     ],
-)
-def test_a_service_that_systemd_has_given_up_is_reset_first(
-    failing: str, commands: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+)  # fmt: skip
+def test_a_service_that_systemd_refuses_is_made_ready_first(
+    service: str, socket: str, before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho '{failing}'\n")
+    blocks = ("LoadState={}\nActiveState={}\nSubState={}\n".format(*each.split()) for each in (service, socket))
+    (tmp_path / "answer").write_text("\n".join(blocks))
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\ncat {tmp_path}/answer\n")
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(units, "BOOTED", str(tmp_path))
-    assert [units.start_command("docker"), units.start_command("docker", "start")] == commands[:2]
-    assert units.start_command("--user docker") == commands[2]
+    assert units.start_command("docker") == f"{before}systemctl restart docker"
+    assert units.start_command("docker", "start") == f"{before}systemctl start docker"
+    of_user = before.replace("systemctl", "systemctl --user")
+    assert units.start_command("--user docker") == f"{of_user}systemctl --user restart docker"
     monkeypatch.setattr(units, "BOOTED", str(tmp_path / "none"))
     assert units.start_command("docker") == "systemctl restart docker"
+
+
+def test_the_command_line_of_a_service_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd 257 prints that of Debian's docker.service."""
+    shown = "ExecStart={ path=/usr/sbin/dockerd ; argv[]=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS ; ignore_errors=no }"
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho '{shown}'\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(units, "BOOTED", str(tmp_path))
+    assert units.read_words("docker") == ["/usr/sbin/dockerd", "-H", "fd://"]
+    monkeypatch.setattr(units, "BOOTED", str(tmp_path / "none"))
+    assert units.read_words("docker") == []
+
+
+def test_keys_are_renamed_or_taken_out(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.json"
+    runtimes, hosts = '"runtimess": {"a": {"path": "/a\\\\b"}}', '"hosts": [\n        "fd://"\n    ]'
+    file.write_text(f'{{\n    {runtimes},\n    "debug": true,\n    {hosts}\n}}\n')
+    command = find_removal(str(file), file.read_text(), {"runtimess": "runtimes", "hosts": ""})
+    assert repaired(file, command) == {"runtimes": {"a": {"path": "/a\\b"}}, "debug": True}
+    assert find_removal("/a", '{"b": {"a": 1}, "a": 2}', {"a": "c"}) == ""
 
 
 def test_an_entry_that_is_a_path_becomes_a_table(tmp_path: Path) -> None:

@@ -38,7 +38,10 @@ SYSTEMCTL = """#!/bin/sh
 case $1 in
   start | stop | restart) verb=$1 ;;
   reset-failed) shift; for unit; do rm -f /run/${{unit%.service}}.failed; done; exit ;;
-  list-units) cd /run && for each in *.failed; do echo "${{each%.failed}}.service loaded failed failed"; done; exit ;;
+  show) shift 2; for unit; do
+    if [ -e /run/${{unit%.*}}.failed ]; then state=failed; else state=active; fi
+    printf 'LoadState=loaded\\nActiveState=%s\\n\\n' $state
+  done; exit ;;
   *) echo "systemctl $1: not on this machine" >&2; exit 1 ;;
 esac
 unit=${{2%.service}}

@@ -401,7 +401,7 @@ def _with_repair(error: OcigpuError, root: str) -> OcigpuError:
     from ocigpu.engines.places import read_file
 
     path = error.message.partition(": ")[0]
-    if error.code not in ("OCIGPU-ENG-1", "OCIGPU-ENG-2") or not path.startswith("/") or root != "/":
+    if error.code not in ("OCIGPU-ENG-1", "OCIGPU-ENG-2", "OCIGPU-ENG-3") or not path.startswith("/") or root != "/":
         return error
     repair = ""
     with suppress(OcigpuError):
