@@ -43,6 +43,17 @@ def _simulation(prebuilt: list[str]) -> str:
     return f"not possible: no prebuilt libraries for {machine}, no C compiler ({COMPILER_HINT})"
 
 
+def _form(path: str) -> str:
+    """Return what a program is; "" for none.  Packages have compiled ones, which start a kept interpreter if it was built."""
+    try:
+        with open(path, "rb") as file:
+            compiled = file.read(4) == b"\x7fELF"
+    except OSError:
+        return ""
+    kept = os.path.join(os.path.dirname(os.path.realpath(path)), "ocigpu-python")
+    return "script" if not compiled else "compiled, with a kept interpreter" if os.path.exists(kept) else "compiled"
+
+
 def status_command(config: str = "") -> "show.Answer":
     from ocigpu.cdi.registry import read_registry
     from ocigpu.cli.cdi.files import file_state
@@ -71,6 +82,7 @@ def status_command(config: str = "") -> "show.Answer":
     yield {
         **version,
         "programs": programs,
+        "forms": {name: _form(path) for name, path in programs.items()},
         "settings": settings.path,
         **{name: to_data(getattr(facts, name)) for name in names},
         "engines": [{name: to_data(getattr(one, name)) for name in engine_names} for one in engines],
@@ -79,7 +91,7 @@ def status_command(config: str = "") -> "show.Answer":
         "notes": notes,
     }
     fields = [("ocigpu", f"{__version__}, Python {version['python']}, in {version['library']}")]
-    fields += [("programs" if not number else "", path or f"{name}: not found")
+    fields += [("programs" if not number else "", f"{path} ({_form(path)})" if path else f"{name}: not found")
                for number, (name, path) in enumerate(programs.items())]  # fmt: skip
     fields += [
         ("sim GPUs", _simulation(version["prebuilt"])),

@@ -280,7 +280,7 @@ def compile_few(directory: Path, compiler_name: str = "", sources: Sequence[str]
 
 def find_prebuilt() -> list[str]:
     """Return the types of machines that this installation has prebuilt libraries for."""
-    return [machine for machine in _MACHINES if (PREBUILT / machine).is_dir()]
+    return sorted(path.name for path in PREBUILT.glob("*"))
 
 
 def prebuild(directory: Path, native: bool = False) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,30 @@ def test_status_is_one_screen(run_there: Run, host: Path, tmp_path: Path, monkey
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr("ocigpu.cli.about.SECONDS", 0.1)
     assert "note: units: systemctl: no answer in time" in run_there("status")[1]
+
+
+def test_status_says_what_an_installation_has_compiled(
+    run_there: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names on the PATH are links, as those of packages."""
+    programs, here = tmp_path / "programs", tmp_path / "here"
+    programs.mkdir()
+    here.mkdir()
+    names = ("ocigpu-runtime", "ocigpu-hook", "ocigpu-container-cli")
+    for name in names:
+        (here / name).symlink_to(programs / name)
+    monkeypatch.setattr(sys, "argv", [str(here / "ocigpu")])
+    for content, kept, form in (
+        (b"#!/bin/sh\n", True, "script"),
+        (b"\x7fELF", False, "compiled"),
+        (b"\x7fELF", True, "compiled, with a kept interpreter"),
+    ):
+        for name in (*names, *["ocigpu-python"] * kept):
+            (programs / name).write_bytes(content)
+            (programs / name).chmod(0o755)
+        assert f"programs  {here}/ocigpu-runtime ({form})" in run_there("status")[1].splitlines()
+        assert json.loads(run_there("status", "--json")[1])["forms"] == dict.fromkeys(names, form)
+        (programs / "ocigpu-python").unlink(missing_ok=True)
 
 
 def test_version_as_json(run: Run) -> None:
