@@ -44,7 +44,7 @@ def _simulation(prebuilt: list[str]) -> str:
 
 
 def _form(path: str) -> str:
-    """Return what a program is; "" for none.  Packages have compiled ones, which start a kept interpreter if it was built."""
+    """Return what a program is, "" for none: packages have compiled ones, and a kept interpreter if it was built."""
     try:
         with open(path, "rb") as file:
             compiled = file.read(4) == b"\x7fELF"
