@@ -71,6 +71,7 @@ LEASES = {"enabled": True, "check": "check", "secret": "baseline", "fabric": "vs
 VALUES: dict[str, Object] = {
     **CASES,
     "claims": {"dra": {"enabled": True, "privileged": True, "shares": "4"}},
+    "domains": {"computeDomains": {"enabled": True}},
     "leases": {"leases": LEASES, "devicePlugin": {"enabled": False}},
     "labels of the node": {"nodeLabels": {"target": "node"}, "nodeInstaller": {"enabled": True}},
     "the service": {"caas": {"enabled": True, "tlsSecret": "tls"}},
