@@ -293,7 +293,7 @@ class RunningFleet:
             if not self._bind(name, space, size):
                 self.waiting.append((name, space, size))
         elif event.type == "DELETED" and (place := self.placed.pop(name, None)):
-            self._model.free[place[0]] |= place[1]
+            self._model.set_free(place[0], self._model.free[place[0]] | place[1])
             self._tell(*place, None)
             self.waiting = [one for one in self.waiting if not self._bind(*one)]
         elif event.type == "DELETED":

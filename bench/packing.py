@@ -11,6 +11,7 @@ import functools
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from statistics import fmean, median, quantiles
 
@@ -51,10 +52,16 @@ class Fleet:
     def __init__(self, nodes: int, pack: bool, fit: bool, chance: random.Random) -> None:
         self.free = [WHOLE] * nodes
         self._count: Callable[[frozenset[int]], int] = count_offered if fit else len
+        self._nodes_by_count = Counter({len(WHOLE): nodes})
         self.refused = 0
         self._pack, self._chance, self._first = pack, chance, 0
         share = 100 if pack else max(5, 50 - nodes // 125)
         self._enough = max(100, nodes * share // 100)
+
+    def set_free(self, node: int, gpus: frozenset[int]) -> None:
+        self._nodes_by_count[self._count(self.free[node])] -= 1
+        self._nodes_by_count[self._count(gpus)] += 1
+        self.free[node] = gpus
 
     @property
     def free_gpus(self) -> int:
@@ -69,11 +76,13 @@ class Fleet:
         if not gpus:
             self.refused += 1
             return None
-        self.free[node] -= gpus
+        self.set_free(node, self.free[node] - gpus)
         return node, gpus
 
     def _schedule(self, size: int) -> int | None:
         """Return the node with the best score of the first that are found, one of equals by chance."""
+        if not any(self._nodes_by_count[count] for count in range(size, 9)):
+            return None
         found: list[int] = []
         count = len(self.free)
         for node in itertools.chain(range(self._first, count), range(self._first)):
@@ -82,8 +91,6 @@ class Fleet:
                 if len(found) == self._enough:
                     self._first = (node + 1) % count
                     break
-        if not found:
-            return None
         best = (min if self._pack else max)(self._count(self.free[node]) for node in found)
         return self._chance.choice([node for node in found if self._count(self.free[node]) == best])
 
@@ -132,7 +139,7 @@ def churn(nodes: int, pack: bool, fit: bool, seed: int) -> dict[str, float]:
             tried = waiting[-1:]
         else:
             _, _, node, gpus = heapq.heappop(ends)
-            fleet.free[node] |= gpus
+            fleet.set_free(node, fleet.free[node] | gpus)
             tried = list(waiting)
         for begun, size in tried:
             before = fleet.refused
