@@ -5,6 +5,7 @@ import ssl
 
 import pytest
 
+from ocigpu.core import errors
 from ocigpu.core.errors import HostError, OsErrorAs, RequestError, as_own_error, reason_of
 
 
@@ -74,3 +75,9 @@ def test_the_error_of_a_block_is_told_as_ours(error: OSError, said: str) -> None
     assert caught.value.message == f"write /x: {said}"
     with pytest.raises(ValueError, match="other"), OsErrorAs(HostError, "OCIGPU-MIG-3", "write /x"):
         raise ValueError("other")
+
+
+def test_a_package_needs_libpq_of_the_distribution_for_postgresql(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "__file__", "/usr/lib/ocigpu/versions/1/library/ocigpu/core/errors.py")
+    assert "libpq5" in errors.how_to_install("postgresql")
+    assert "libpq" not in errors.how_to_install("tenants")

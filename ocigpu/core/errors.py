@@ -156,7 +156,8 @@ def how_to_install(part: str) -> str:
     place = os.path.abspath(__file__)
     if place.startswith("/usr/lib/ocigpu/"):
         package = "ocigpu" if part == "cli" else "ocigpu-kubernetes"
-        return f"Install the package {package} of the same release, from its file."
+        more = ", and the distribution's libpq (Debian: libpq5)" if part == "postgresql" else ""
+        return f"Install the package {package} of the same release, from its file{more}."
     if "/lib/ocigpu/versions/" in place:
         more = "" if part == "cli" else " WITH_KUBERNETES=1"
         return f"In a clone of this version: make install{more}."

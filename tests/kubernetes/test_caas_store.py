@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import sqlite3
 import sys
 import threading
@@ -20,6 +21,7 @@ from alembic.script import ScriptDirectory
 from support import requirements
 from support.postgresql import Postgres, find_postgres, postgres
 from support.process import run, wait_for
+from support.product import REPOSITORY
 
 from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
@@ -696,6 +698,15 @@ def test_a_copy_that_fails_leaves_the_database_empty(
 
 def test_the_packages_psycopg_works_with_the_distributions_libpq(server: Postgres) -> None:
     """Package and image carry no library of PostgreSQL's: see packaging/requirements-kubernetes.txt."""
+    packaging = REPOSITORY / "packaging"
+    assert re.findall(r"^psycopg\S*==", (packaging / "requirements-kubernetes.txt").read_text(), re.MULTILINE) == [
+        "psycopg=="
+    ]
+    for name, words in (
+        ("deb/control-kubernetes", "Recommends: libpq5"), ("rpm/ocigpu.spec", "Recommends: libpq.so.5()(64bit)"),
+        ("kubernetes/Containerfile", " libpq5 "), ("kubernetes/image.sh", "--include=libpq5"),
+    ):  # fmt: skip
+        assert words in (packaging / name).read_text()
     url = server.make_database()
     code = (
         "import sys; from ocigpu.tenants.service.store import CaasStore; import psycopg.pq\n"
