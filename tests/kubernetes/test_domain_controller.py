@@ -258,7 +258,8 @@ def test_a_node_keeps_its_index_while_its_daemon_is_replaced(cluster: Cluster) -
     assert rack.clique(uid) == [{**before[0], "ipAddress": "10.0.7.7"}, before[1]]
 
 
-def test_a_node_whose_object_is_gone_is_no_error(cluster: Cluster) -> None:
+def test_a_node_whose_object_is_gone_stays_until_its_claim_goes(cluster: Cluster) -> None:
+    """Kubernetes deletes the pods of a node that is gone, and with them their claims."""
     rack = Rack(cluster, "a", "b")
     uid = rack.add_domain()
     for node in "ab":
@@ -267,7 +268,44 @@ def test_a_node_whose_object_is_gone_is_no_error(cluster: Cluster) -> None:
     cluster.delete("Node", "b")
     cluster.delete("ResourceSlice", "slice-b")
     rack.settle()
+    assert rack.members() == {"a": (0, RACK, "Ready"), "b": (1, RACK, "NotReady")}
+    cluster.delete("ResourceClaim", "channel-b", "team")
+    rack.settle()
     assert set(rack.members()) == {"a"}
+
+
+def test_a_driver_that_offers_nothing_for_a_moment_ends_no_job(cluster: Cluster) -> None:
+    """Or is replaced, or finds that NVML hangs: nodes are in a domain by their claims."""
+    rack = Rack(cluster, "a", "b")
+    uid = rack.add_domain()
+    for node in "ab":
+        rack.add_claim(node, uid)
+    rack.settle()
+    before = rack.clique(uid)
+    found = cluster.get("ResourceSlice", "slice-b")
+    cluster.update({**found, "spec": {**found["spec"], "devices": []}})
+    assert not rack.controller.resync()
+    cluster.delete("ResourceSlice", "slice-b")
+    assert not rack.controller.resync()
+    assert rack.clique(uid) == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["computedomains", "resourceclaims", "resourceslices", "pods", "nodes", "daemonsets", "computedomaincliques"],
+)
+def test_an_answer_that_is_no_list_removes_nothing(rack: Rack, path: str) -> None:
+    """A proxy may answer 404, and so does a server that has just started."""
+    uid = rack.add_domain()
+    rack.add_claim(NODES[0], uid)
+    rack.settle()
+    writes = [each for each in rack.cluster.requests if each[0] != "GET"]
+    rack.cluster.fail(1, 404, method="GET", path=f"/{path}(\\?|$)")
+    with pytest.raises(HostError, match="404"):
+        rack.controller.resync()
+    assert [each for each in rack.cluster.requests if each[0] != "GET"] == writes
+    assert not rack.controller.resync()
+    assert rack.labels() == {NODES[0]: uid}
 
 
 def test_a_clique_without_room_says_so_and_fills_up_later(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,14 +85,25 @@ class DomainController:
 
     def _read(self) -> ClusterSeen:
         """Read the cluster; objects that are made for domains before these, so that no new one has no domain."""
-        listed, space = self.documents.list, self._options.namespace
-        made = [*listed("DaemonSet", space, OURS)[0], *listed("NetworkPolicy", space, OURS)[0]]
-        made += listed("ComputeDomainClique", space, OURS)[0]
-        made += listed("ResourceClaimTemplate", labels={**OURS, TARGET_LABEL: None})[0]
-        pods, nodes = listed("Pod", space, OURS)[0], listed("Node", labels=OURS)[0]
-        slices = listed("ResourceSlice", fields={"spec.driver": DOMAIN_DRIVER})[0]
-        claims = listed("ResourceClaim", labels=OURS)[0]
-        return ClusterSeen(listed("ComputeDomain")[0], made, claims, pods, nodes, slices)
+        space = self._options.namespace
+        made = [*self._list("DaemonSet", space, OURS), *self._list("NetworkPolicy", space, OURS)]
+        made += self._list("ComputeDomainClique", space, OURS)
+        made += self._list("ResourceClaimTemplate", labels={**OURS, TARGET_LABEL: None})
+        pods, nodes = self._list("Pod", space, OURS), self._list("Node", labels=OURS)
+        slices = self._list("ResourceSlice", fields={"spec.driver": DOMAIN_DRIVER})
+        claims = self._list("ResourceClaim", labels=OURS)
+        return ClusterSeen(self._list("ComputeDomain"), made, claims, pods, nodes, slices)
+
+    def _list(
+        self, kind: str, namespace: str = "", labels: Document | None = None, fields: Document | None = None
+    ) -> list[Document]:
+        """Return objects; an answer that is no list raises: what is not listed is taken for gone, and cleaned up."""
+        found, version = self.documents.list(kind, namespace, labels, fields)
+        if not version:
+            raise HostError(
+                "OCIGPU-KUBE-5", f"API server: list {kind}: 404", "Does the cluster have the chart's kinds?"
+            )
+        return found
 
     def _try(self, what: str, change: Callable[[], bool]) -> bool:
         try:

@@ -84,12 +84,16 @@ class ImexDaemon:
                 file.write(text)
 
     def _read_peers(self) -> None:
-        """Write the addresses of the peers down if they have changed; without an API server nothing changes."""
+        """Write the addresses of the peers down if they have changed; without an answer nothing changes."""
         options = self._options
         try:
-            cliques = self._documents.list("ComputeDomainClique", options.namespace, {DOMAIN_LABEL: options.domain})[0]
+            labels: Document = {DOMAIN_LABEL: options.domain}
+            cliques, version = self._documents.list("ComputeDomainClique", options.namespace, labels)
         except HostError as error:
             self._log.once("peers", "warning", error.message)
+            return
+        if not version:
+            self._log.once("peers", "warning", "API server: list ComputeDomainClique: 404")
             return
         self._log.forget("peers")
         peers = find_peers(cliques, options)

@@ -145,14 +145,17 @@ def find_members(
 ) -> "tuple[tuple[DomainMember, ...], tuple[str, ...]]":
     """Return the members of a domain by node, and the nodes for which their clique has no index left.
 
-    A node keeps its index, by which its peers know it, for as long as it is claimed, also while its daemon is replaced.
+    A node keeps its clique, and its index, by which its peers know it, for as long as it is claimed, also while its
+    daemon is replaced or its driver offers nothing: NVML that hangs for a moment must not end a job.
     """
-    known = {
-        (str(one["nodeName"]), str(one["cliqueID"])): one
+    entries = [
+        one
         for each in seen.made
         if each["kind"] == "ComputeDomainClique" and domain_of(each) == uid
         for one in each.get("daemons") or ()
-    }
+    ]
+    known = {(str(one["nodeName"]), str(one["cliqueID"])): one for one in entries}
+    cliques = {**dict(known), **cliques}
     pods: dict[str, Document] = {}
     for pod in seen.pods:
         if _is_daemon(pod, uid):
