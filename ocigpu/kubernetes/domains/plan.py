@@ -155,7 +155,7 @@ def find_members(
         for one in each.get("daemons") or ()
     ]
     known = {(str(one["nodeName"]), str(one["cliqueID"])): one for one in entries}
-    cliques = {**dict(known), **cliques}
+    cliques = {**dict(known.keys()), **cliques}
     pods: dict[str, Document] = {}
     for pod in seen.pods:
         if _is_daemon(pod, uid):
