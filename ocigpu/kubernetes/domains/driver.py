@@ -76,7 +76,8 @@ class DomainDriver(DraDriver):
             fabric_address="", passthrough=False, dynamic_mig=False, shares="disabled",
         )  # fmt: skip
         self.clique, self.unknown = "", ""
-        self._domains: dict[str, dict[str, Document]] = {}
+        self._call = threading.local()
+        """``domains``: those that the claim of a call may be for, by uid; kubelets repeat calls that last."""
         self._waiting = threading.BoundedSemaphore(WAITING)
         self.wait = WAIT
         super().__init__(own, settings, as_json, timing)
@@ -118,7 +119,7 @@ class DomainDriver(DraDriver):
         waits = self._waiting.acquire(blocking=False)
         end = time.monotonic() + (self.wait if waits else 0.0)
         try:
-            self._domains[claim.uid] = self._read_domains(claim.namespace)
+            self._call.domains = self._read_domains(claim.namespace)
             while True:
                 try:
                     return self.preparer.prepare(claim)
@@ -126,14 +127,13 @@ class DomainDriver(DraDriver):
                     if not self._wait_for_daemon(claim, error.uid, end):
                         raise
         finally:
-            self._domains.pop(claim.uid, None)
             if waits:
                 self._waiting.release()
 
     def _wait_for_daemon(self, claim: ClaimRef, uid: str, end: float) -> bool:
         """Wait until the daemon of a domain is ready here; returns whether it is."""
         while time.monotonic() < end and not self._ended.wait(POLL):
-            self._domains[claim.uid] = found = self._read_domains(claim.namespace)
+            self._call.domains = found = self._read_domains(claim.namespace)
             if uid not in found or not self._why_not_ready(found[uid]):
                 return True
         return False
@@ -146,7 +146,7 @@ class DomainDriver(DraDriver):
     def _admit(self, record: ClaimRecord, uid: str) -> None:
         """Raise unless a claim may have its devices: channels of its namespace's domains, daemons in their own."""
         claim = record.claim
-        domain = self._domains.get(claim.uid, {}).get(uid)
+        domain = self._call.domains.get(uid)
         for each in record.devices:
             if each.config.domain != uid:
                 continue
