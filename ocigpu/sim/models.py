@@ -33,8 +33,12 @@ _CUDA_BY_BRANCH = {
     570: "12.8",
     575: "12.9",
     580: "13.0",
+    590: "13.1",
+    595: "13.2",
+    610: "13.3",
 }
-"""NVIDIA's CUDA release notes, table of releases and driver branches; 540 is JetPack 6."""
+"""NVIDIA's CUDA release notes, table of releases and driver branches; 540 is JetPack 6.  From 590 on as the drivers say
+it themselves (github.com/utkuozdemir/nvidia_gpu_exporter, internal/captures)."""
 _INSTANCE_IDS = {1: (0,), 2: (1, 2), 4: (3, 4, 5, 6), 8: (7, 8, 9, 10, 11, 12, 13, 14)}
 """GPU instance ids that the driver gives out, by how often the profile's memory fits into the GPU's."""
 

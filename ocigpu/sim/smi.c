@@ -375,10 +375,13 @@ static int set_power(const char *persistence, const char *limit) {
 }
 
 static int show_version(void) {
-    printf("NVIDIA-SMI version  : %s (simulated)\nNVML version        : %s\nDRIVER version      : %s\n"
-           "CUDA Version        : %d.%d\n",
-           sim_table.driver_version, sim_table.nvml_version, sim_table.driver_version, sim_table.cuda_version / 1000,
-           sim_table.cuda_version % 1000 / 10);
+    printf("NVIDIA-SMI version  : %s (simulated)\nNVML version        : %s\n", sim_table.driver_version,
+           sim_table.nvml_version);
+    printf(branch() < RENAMED ? "DRIVER version      : %s\nCUDA Version        : %s\n"
+                              : "DRIVER version      : Deprecated, see \"KMD version\" instead\n"
+                                "CUDA version        : Deprecated, see \"CUDA UMD version\" instead\n"
+                                "KMD version         : %s\nCUDA UMD version    : %s\n",
+           sim_table.driver_version, cuda_version());
     return OK;
 }
 

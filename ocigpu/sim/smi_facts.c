@@ -15,6 +15,16 @@ static const char *text(const char *format, ...) {
     return made;
 }
 
+/* From this branch on the versions have other names in the texts for people, as github.com/utkuozdemir/nvidia_gpu_exporter
+ * recorded them (internal/captures); --query-gpu knows the old ones. */
+enum { RENAMED = 610 };
+
+static int branch(void) { return sim_number(&(const char *){sim_table.driver_version}); }
+
+static const char *cuda_version(void) {
+    return text("%d.%d", sim_table.cuda_version / 1000, sim_table.cuda_version % 1000 / 10);
+}
+
 /* A function that asks NVML about a GPU, for what `got` is filled with. */
 #define FACT(name, type, ask, ...)                               \
     static const char *name(device_t gpu) {                      \

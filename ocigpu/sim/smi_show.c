@@ -427,8 +427,13 @@ static void show_processes(device_t gpu) {
         GROUP("", "accounted_processes");
 }
 
+static const char *outdated(const char *version, const char *name) {
+    return branch() < RENAMED ? version
+                              : text("%s [Deprecated; will be removed in CUDA 14.0. Use %s instead]", version, name);
+}
+
 static int show_all(int xml) {
-    unsigned int cuda = (unsigned int)sim_table.cuda_version;
+    const char *driver = sim_table.driver_version;
     time_t now = time(NULL);
     char date[64];
     device_t gpu;
@@ -440,8 +445,12 @@ static int show_all(int xml) {
     puts(xml ? "<?xml version=\"1.0\" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM \"nvsmi_device_v12.dtd\">\n<nvidia_smi_log>"
              : "\n==============NVSMI LOG==============\n");
     entry("Timestamp", "timestamp", date, "");
-    entry("Driver Version", "driver_version", sim_table.driver_version, "");
-    entry("CUDA Version", "cuda_version", text("%u.%u", cuda / 1000, cuda % 1000 / 10), "");
+    entry("Driver Version", "driver_version", xml ? driver : outdated(driver, "KMD Version"), "");
+    entry("CUDA Version", "cuda_version", xml ? cuda_version() : outdated(cuda_version(), "CUDA UMD Version"), "");
+    if (!xml && branch() >= RENAMED) {
+        entry("KMD Version", "", driver, "");
+        entry("CUDA UMD Version", "", cuda_version(), "");
+    }
     if (!xml)
         putchar('\n');
     entry("Attached GPUs", "attached_gpus", text("%d", view.gpus), "");

@@ -2,8 +2,6 @@
  * smi.c.  A last row says that the GPUs are simulated.
  */
 
-static int branch(void) { return sim_number(&(const char *){sim_table.driver_version}); }
-
 enum { TABLE = 89 }; /* columns between the borders */
 
 /* Write a line of the frame; `start` is its first character, and `widths` are those of its parts. */
@@ -143,8 +141,9 @@ static int show_table(void) {
     strftime(date, sizeof date, "%a %b %e %H:%M:%S %Y", localtime(&now));
     printf("%s       \n", date);
     rule('+', '-', whole);
-    printf("| NVIDIA-SMI %-23sDriver Version: %-15sCUDA Version: %-9s|\n", sim_table.driver_version,
-           sim_table.driver_version, text("%d.%d", sim_table.cuda_version / 1000, sim_table.cuda_version % 1000 / 10));
+    printf(branch() < RENAMED ? "| NVIDIA-SMI %-23sDriver Version: %-15sCUDA Version: %-9s|\n"
+                              : "| NVIDIA-SMI %-23sKMD Version: %-14sCUDA UMD Version: %-9s|\n",
+           sim_table.driver_version, sim_table.driver_version, cuda_version());
     rule(branch() < 580 ? '|' : '+', '-', gpu_parts);
     puts("| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |\n"
          "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |\n"

@@ -214,6 +214,14 @@ def test_a_container_that_did_not_start_is_explained_by_its_engines_record(
         assert f"hint: {engine}" not in run("explain", name)[2]
 
 
+def test_a_message_that_names_a_bundles_file_is_no_bundle(run: Run) -> None:
+    status, output, _ = run(
+        "explain", "failed to open OCI spec file: open /b/config.json: permission denied", "--no-checks"
+    )
+    assert status == 0
+    assert "bundle out of reach" in output
+
+
 def test_the_name_of_an_error_is_a_message(run: Run) -> None:
     status, output, _ = run("explain", "CUDA_ERROR_NO_DEVICE", "--no-checks")
     assert (status, "no devices" in output) == (0, True)

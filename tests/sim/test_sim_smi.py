@@ -32,8 +32,8 @@ def csv(host: Path, *words: str) -> list[list[str]]:
     return [line.split(", ") for line in smi(host, *words, "--format=csv,noheader,nounits").splitlines()]
 
 
-def make_few(directory: Path, gpus: int, model: str, *mig: str) -> Path:
-    create_host(str(directory), gpus, model, mig, few=True)
+def make_few(directory: Path, gpus: int, model: str, *mig: str, driver: str = "") -> Path:
+    create_host(str(directory), gpus, model, mig, few=True, driver_version=driver)
     return directory
 
 
@@ -306,6 +306,29 @@ def test_the_tables_of_mig_devices_and_processes_follow_the_driver(tmp_path: Pat
     assert process.split()[1:4] == ["0", "1", "0"]
     assert process.index("4194304") + 7 == pid == next(line.index("PID") + 3 for line in lines if "PID" in line)
     assert "| N/A   30C    P0             70W /  700W |       0MiB /  81559MiB |     N/A      Default |" in lines
+
+
+def test_versions_have_the_names_of_driver_610(tmp_path: Path) -> None:
+    """As captured by github.com/utkuozdemir/nvidia_gpu_exporter (internal/captures, 610.57.04); scripts that knew the
+    old names found no version (NVIDIA/aicr issue 1667)."""
+    host = make_few(tmp_path / "host", 1, "l4", driver="610.57.04")
+    line = "| NVIDIA-SMI 610.57.04              KMD Version: 610.57.04     CUDA UMD Version: 13.3     |"
+    assert smi(host).splitlines()[2] == line
+    assert smi(host, "--version").splitlines()[2:] == [
+        'DRIVER version      : Deprecated, see "KMD version" instead',
+        'CUDA version        : Deprecated, see "CUDA UMD version" instead',
+        "KMD version         : 610.57.04",
+        "CUDA UMD version    : 13.3",
+    ]
+    fields = [re.split(" +: ", entry, maxsplit=1) for entry in smi(host, "-q").splitlines()[4:8]]
+    assert fields == [
+        ["Driver Version", "610.57.04 [Deprecated; will be removed in CUDA 14.0. Use KMD Version instead]"],
+        ["CUDA Version", "13.3 [Deprecated; will be removed in CUDA 14.0. Use CUDA UMD Version instead]"],
+        ["KMD Version", "610.57.04"],
+        ["CUDA UMD Version", "13.3"],
+    ]
+    assert csv(host, "--query-gpu=driver_version") == [["610.57.04"]]
+    assert "<driver_version>610.57.04</driver_version>" in smi(host, "-q", "-x")
 
 
 def test_power_is_set_within_its_limits(run_python: RunPython, tmp_path: Path) -> None:

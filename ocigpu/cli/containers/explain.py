@@ -109,7 +109,7 @@ def _is_name_of_error(text: str) -> bool:
 
 
 def _looks_like_message(text: str) -> bool:
-    return len(text.split()) > 1 and "/config.json" not in text and not os.path.isdir(text)
+    return len(text.split()) > 1 and not text.endswith("/config.json") and not os.path.isdir(text)
 
 
 def _data(explanation: dict[str, Any] | None = None, user: str = "", **lists: list[dict[str, Any]]) -> dict[str, Any]:
