@@ -151,6 +151,7 @@ MANY_WORDS = {
     "--log-format": "form of the log",
     "--markdown": "print one page of Markdown",
     "--model": "of a simulated host's GPUs",
+    "--namespace": "of a program's objects in the cluster",
     "--node-name": "the node",
     "--once": "end after the first time",
     "--output": "file to write",
