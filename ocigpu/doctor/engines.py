@@ -237,11 +237,16 @@ def check_problems(host: Host) -> list[Finding]:
     bad = [(status, text) for status in engines for text in status.problems if not text.startswith(OF_RUNTIME)]
     devices = [finding for status in engines if status.engine == "podman" for finding in _names_for_paths(host, status)]
     bad += [(status, text) for status in engines if (text := _why_dockerd_refuses(host, status))]
-    if not bad and not devices:
-        if not files:
-            return [not_checked("no engine has a configuration file")]
-        return [ok("configuration files of engines can be read", *files)]
-    return [_say_broken(host, status, text) for status, text in bad] + devices
+    found = [_say_broken(host, status, text) for status, text in bad] + devices
+    for status in engines:
+        if os.path.islink(file := file_of(host, status)) and not host.exists(status.target):
+            seen = Evidence(file, f"a link to {printable(os.readlink(file), 200)}, which is not there", "a file")
+            severity = "warning" if ways_to_gpus(host, status) else "error"  # it comes before what writes the file
+            values = {"severity": severity, "file": file, "away": put_away(file), "restart": restart(host, status)}
+            found.append(say("engine-config-broken.dangling", seen, engine=label(status), **values))
+    if not found and not files:
+        return [not_checked("no engine has a configuration file")]
+    return found or [ok("configuration files of engines can be read", *files)]
 
 
 def _why_dockerd_refuses(host: Host, status: EngineStatus) -> str:
@@ -268,7 +273,8 @@ def _say_broken(host: Host, status: EngineStatus, text: str) -> Finding:
     file = host.path(path)
     repair = ""
     with suppress(OcigpuError):
-        repair = find_config_repair(host.find(path), path, host.text(path) or "", text)
+        found = host.find(path)
+        repair = find_config_repair(found, path, "" if os.path.isdir(found) else host.text(path) or "", text)
     fixes = [f"# correct {file}; this says what is wrong:", _checker(host, status)]
     if path != status.target:
         fixes += [f"# or do without it: {put_away(file)}"]

@@ -1,5 +1,6 @@
 """Commands that make a configuration file readable again; each was tried on the file's text before it is printed."""
 
+import os
 import re
 import shlex
 import tomllib
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ocigpu.core.errors import OcigpuError, find_near
+from ocigpu.doctor.files import put_away
 from ocigpu.doctor.findings import KNOWN
 from ocigpu.engines import json_text
 from ocigpu.engines.document import look_up
@@ -95,6 +97,8 @@ def find_config_repair(found: str, path: str, text: str, problem: str) -> str:
 
     ``found``: the file on this machine, as of :func:`find_repair`; ``path``: as the engine names it.
     """
+    if os.path.isdir(found):  # docker run -v PATH:... makes one of a file that does not exist
+        return put_away(found)
     if is_json(path, text) and (name := _NO_TABLE.search(problem)):
         return find_entry_repair(found, text, name[1])
     if names := _BOTH.findall(problem):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ocigpu import __version__
 from ocigpu.core.errors import UNUSABLE, OcigpuError, printable
-from ocigpu.doctor.findings import CHECKS, EVERY, SEVERITIES, Check, Finding, not_checked
+from ocigpu.doctor.findings import CHECKS, EVERY, RESTART, SEVERITIES, Check, Finding, not_checked
 from ocigpu.doctor.host import Host
 from ocigpu.doctor.works import find_works, is_ready
 from ocigpu.sim.fault_names import FAULT_NAMES
@@ -125,9 +125,13 @@ def render_part(title: str, host: Host, findings: list[Finding], everything: boo
 
 def render_findings(findings: list[Finding], everything: bool = False) -> Iterator[str]:
     """Yield the numbered problems, and with ``everything`` the rest."""
-    for number, item in enumerate(sort_bad(findings), 1):
+    bad = sort_bad(findings)
+    last = {fix: number for number, item in enumerate(bad, 1) for fix in item.fixes if _is_restart(fix)}
+    for number, item in enumerate(bad, 1):
+        # systemd takes three restarts of dockerd in a minute: whoever types all of this makes one
+        fixes = (fix if last.get(fix, number) == number else f"# {fix}  (once, see {last[fix]})" for fix in item.fixes)
         yield ""
-        yield from render_finding(item, number)
+        yield from render_finding(item._replace(fixes=tuple(fixes)), number)
     if everything:
         reasons: dict[str, list[str]] = {}
         for item in findings:
@@ -139,6 +143,10 @@ def render_findings(findings: list[Finding], everything: bool = False) -> Iterat
             if item.severity == "ok":
                 yield ""
                 yield from render_finding(item)
+
+
+def _is_restart(fix: str) -> bool:
+    return RESTART in fix and "#" not in fix
 
 
 def render_counts(counts: dict[str, int]) -> str:

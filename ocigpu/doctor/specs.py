@@ -15,6 +15,7 @@ from ocigpu.doctor.engines import installed_engines
 from ocigpu.doctor.files import put_away
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import Host
+from ocigpu.doctor.settings import STUBS
 from ocigpu.doctor.spec_files import DEAD_LINK, SpecFile
 from ocigpu.gpus.fingerprint import stale_reasons
 from ocigpu.gpus.wsl import GENERATE, SPECIFICATION
@@ -312,7 +313,10 @@ def check_hooks(host: Host) -> list[Finding]:
         if not (host.program(program) or (here and os.access(program, os.X_OK))):
             shown = printable(program, 200)
             evidence = host.evidence(path, f"hook {shown}", "a program")
-            findings.append(say("cdi-hook-missing.none", evidence, program=shown, write=_write_command(host, file)))
+            why = "is not executable" if host.exists(program) else "is not there"
+            ours = host.exists(program) and os.path.basename(program) in STUBS
+            write = shlex.join(["chmod", "+x", host.path(program)]) if ours else _write_command(host, file)
+            findings.append(say("cdi-hook-missing.none", evidence, program=shown, why=why, write=write))
     found = count(len(seen), "hook program") if seen else "no hook"
     findings += _relying(host)
     return findings or [ok("programs of specifications exist", Evidence(", ".join(host.specs.directories), found))]

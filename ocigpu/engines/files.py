@@ -95,6 +95,9 @@ class Root:
                 )  # fmt: skip
         except (OSError, ValueError) as error:
             self.remove_directories(made)
+            if isinstance(error, OSError) and error.errno == errno.ENOENT and (dead := self.read_link(file.path)):
+                hint = "put that file there, or move the link away"
+                raise OcigpuError("OCIGPU-ENG-4", f"write {file.path}: a link to {dead}, not there", hint) from error
             if isinstance(error, OSError):
                 raise _failed("write", file.path, error, "OCIGPU-ENG-4") from error
             raise OcigpuError("OCIGPU-ENG-4", f"write {file.path}: {error}") from error

@@ -556,3 +556,22 @@ def test_the_hint_on_a_broken_file_corrects_it(
     subprocess.run(["sh", "-e", "-c", hint.removeprefix("hint: ").partition("; then")[0]], check=True)
     assert main(words) == 0, capsys.readouterr().err
     assert "ocigpu" in json.loads(file.read_text())["runtimes"]
+
+
+def test_the_hint_on_a_directory_moves_it_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As "docker run -v /etc/docker/daemon.json:..." makes one where there is no file."""
+    file = tmp_path / "daemon.json"
+    file.mkdir()
+    monkeypatch.setattr("ocigpu.engines.carry_out.check", lambda *_: "")
+    words = ["engine", "configure", "docker", "--no-gpus-hook", "--engine-config", str(file)]
+    words += ["--runtime-path", str(PROGRAMS / "ocigpu-runtime")]
+    assert main(words) == 1
+    hint = capsys.readouterr().err.splitlines()[1]
+    subprocess.run(["sh", "-e", "-c", hint.removeprefix("hint: ").partition("; then")[0]], check=True)
+    assert main(words) == 0
+    file.unlink()
+    file.symlink_to("gone/daemon.json")
+    assert main(words) == 1
+    assert "a link to gone/daemon.json, not there\nhint: put that file there" in capsys.readouterr().err

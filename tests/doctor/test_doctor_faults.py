@@ -11,7 +11,7 @@ from support.products import one_in
 
 from ocigpu.doctor.findings import CHECKS, SEVERITIES, Finding
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.report import run_checks
+from ocigpu.doctor.report import render_findings, run_checks
 from ocigpu.sim.fault_names import FAULT_NAMES
 
 WITHOUT_MIG_DEVICES = "mig-empty"
@@ -139,6 +139,29 @@ def test_a_missing_library_is_installed_by_the_systems_packages(
         (root / file).chmod(0o755)
     (found,) = (item for item in examine(root) if item.name == "driver-libraries")
     assert found.fixes[:2] == (command.format("nvidia-driver-cuda-libs"), "ldconfig")
+
+
+def test_a_program_of_ours_that_is_not_executable_is_made_so(broken: Broken) -> None:
+    root = broken()
+    hook = root / "usr/bin/ocigpu-hook"
+    hook.chmod(0o644)
+    found = {item.name: item for item in examine(root) if item.is_bad}
+    assert {"programs-broken", "cdi-hook-missing"} <= found.keys()
+    for name in ("programs-broken", "cdi-hook-missing"):
+        assert "/usr/bin/ocigpu-hook" in found[name].text
+        assert found[name].text.partition("ocigpu-hook")[2].partition("is not executable")[1]
+        assert shlex.split(found[name].fixes[0]) == ["chmod", "+x", str(hook)]
+    hook.chmod(0o755)
+    assert bad(examine(root)) == set()
+
+
+def test_a_report_has_each_restart_once() -> None:
+    """systemd refuses the fourth restart of dockerd in a minute."""
+    restart = "systemctl restart docker"
+    items = [Finding("error", text, (), ("true", restart), "x") for text in ("a", "b", "c")]
+    lines = "\n".join(render_findings(items))
+    assert lines.count(f"             {restart}\n") + lines.endswith(f"             {restart}") == 1
+    assert lines.count(f"# {restart}  (once, see 3)") == 2
 
 
 @pytest.mark.root

@@ -114,6 +114,22 @@ def test_keys_are_renamed_or_taken_out(tmp_path: Path) -> None:
     assert find_removal("/a", '{"b": {"a": 1}, "a": 2}', {"a": "c"}) == ""
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_directory_or_dead_link_for_a_file_is_moved_away(is_link: bool, tmp_path: Path) -> None:
+    root = make_host(tmp_path)
+    put(root, "/usr/bin/dockerd", "", 0o755)
+    file = root / "etc/docker/daemon.json"
+    file.unlink(missing_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if is_link:
+        file.symlink_to("/srv/gone.json")
+    else:
+        file.mkdir()
+    (found,) = (item for item in run_checks(Host(str(root)), ("engine-config-broken",)) if item.is_bad)
+    subprocess.run(["sh", "-e", "-c", found.fixes[0]], check=True)
+    assert not any(item.is_bad for item in run_checks(Host(str(root)), ("engine-config-broken",)))
+
+
 def test_an_entry_that_is_a_path_becomes_a_table(tmp_path: Path) -> None:
     file = tmp_path / "daemon.json"
     file.write_text('{"runtimes": {"a.b": "/x&y", "c": {"path": "z"}}}')

@@ -67,6 +67,24 @@ def with_a_trailing_comma(machine: Staged) -> None:
     machine.run("systemctl", "restart", "docker", check=False)
 
 
+def with_comments(machine: Staged) -> None:
+    """As in a file of Visual Studio Code's."""
+    text = machine.read("/etc/docker/daemon.json").replace("{", '{\n  // the runtimes, and a "default"', 1)
+    machine.put("/etc/docker/daemon.json", text)
+    machine.run("systemctl", "restart", "docker", check=False)
+
+
+def with_a_dead_link_for_its_file(machine: Staged) -> None:
+    """A tool that keeps /etc elsewhere was removed; the hook of --gpus was ours, and is gone with it."""
+    machine.sh("rm /etc/docker/daemon.json /usr/local/bin/nvidia-container-runtime-hook")
+    machine.sh("ln -s /srv/gone/daemon.json /etc/docker/daemon.json")
+    machine.run("systemctl", "restart", "docker")
+
+
+def with_a_hook_without_its_mode(machine: Staged) -> None:
+    machine.sh("chmod -x /usr/local/bin/ocigpu-hook")
+
+
 def with_systemd_that_gives_up(machine: Staged) -> None:
     """systemd starts it thrice, and then refuses, whoever asks."""
     with_a_trailing_comma(machine)
@@ -241,6 +259,9 @@ def with_pods_switched_off(machine: Staged) -> None:
 def failures() -> Iterator[tuple[str, Failure]]:
     """Yield the failures by name: engine, way to GPUs, the finding that reports it, and what makes it."""
     yield "docker-trailing-comma", Failure("docker", "runtime", "engine-config-broken", with_a_trailing_comma)
+    yield "docker-comments", Failure("docker", "runtime", "engine-config-broken", with_comments)
+    yield "docker-dead-link", Failure("docker", "gpus", "engine-config-broken", with_a_dead_link_for_its_file)
+    yield "docker-hook-mode", Failure("docker", "gpus", "programs-broken", with_a_hook_without_its_mode)
     yield "docker-start-limit", Failure("docker", "runtime", "engine-config-broken", with_systemd_that_gives_up)
     yield "docker-moved", Failure("docker", "", "engine-runtime-missing", with_the_programs_elsewhere)
     yield "docker-not-read", Failure("docker", "runtime", "docker-not-restarted", with_a_file_that_was_not_read)
@@ -274,6 +295,7 @@ QUICK = ("settings-type", "cdi-dead-link", "podman-no-toml")
 PAIRS = (
     ("docker-moved", "docker-trailing-comma"),
     ("docker-dead-hook", "docker-context"),
+    ("docker-dead-link", "docker-hook-mode"),
     ("nodes-directories", "settings-type"),
     ("podman-hook-file", "cdi-dead-link"),
     ("containerd-not-read", "settings-runtime"),

@@ -400,12 +400,13 @@ def _with_repair(error: OcigpuError, root: str) -> OcigpuError:
     from ocigpu.doctor.repairs import find_config_repair
     from ocigpu.engines.places import read_file
 
-    path = error.message.partition(": ")[0]
+    path = error.message.removeprefix("read ").partition(": ")[0]
     if error.code not in ("OCIGPU-ENG-1", "OCIGPU-ENG-2", "OCIGPU-ENG-3") or not path.startswith("/") or root != "/":
         return error
     repair = ""
     with suppress(OcigpuError):
-        repair = find_config_repair(os.path.realpath(path), path, read_file("/", path) or "", error.message)
+        text = "" if os.path.isdir(path) else read_file("/", path) or ""
+        repair = find_config_repair(os.path.realpath(path), path, text, error.message)
     return OcigpuError(error.code, error.message, f"{repair}; then run this again") if repair else error
 
 
