@@ -28,7 +28,7 @@ from ocigpu.provision.apply import provision_here
 from ocigpu.provision.compat import read_compat
 from ocigpu.provision.image import open_rootfs, read_nvidia_nodes
 from ocigpu.provision.inside import exists_inside, status_inside
-from ocigpu.provision.loader import LoaderFacts, read_loader_facts
+from ocigpu.provision.loader import LoaderFacts, find_gbm_links, read_loader_facts
 from ocigpu.provision.sonames import SonameLinks, read_soname_links
 from ocigpu.system.log import get_trace, step
 from ocigpu.system.namespaces import in_initial_user_namespace
@@ -68,6 +68,7 @@ def run_cdi_hook(words: list[str], settings: "Settings") -> tuple[str, ...]:
     root_fd = open_rootfs(rootfs)
     try:
         with step("facts", rootfs):
+            commands = (*commands, *find_gbm_links(root_fd, commands))
             facts = read_hook_facts(root_fd, commands)
     finally:
         os.close(root_fd)

@@ -26,7 +26,7 @@ from ocigpu.gpus.cached import read_facts, read_stamp
 from ocigpu.hook import split_options
 from ocigpu.provision.image import ContainerNode
 from ocigpu.provision.inside import exists_inside
-from ocigpu.provision.loader import COMPAT_CONF, read_loader_facts
+from ocigpu.provision.loader import COMPAT_CONF, find_gbm_links, read_loader_facts
 from ocigpu.system.log import step
 from ocigpu.system.settings_file import read_settings
 
@@ -201,6 +201,7 @@ def _find_declared(
     """
     if None in edit.nodes.values():
         raise NeedsHookError("its nodes are mounted")
+    own = own._replace(commands=(*own.commands, *find_gbm_links(root_fd, own.commands)))
     nodes: dict[str, Any] = {}
     for entry in (*get_list(get_object(config, "linux"), "devices"), *edit.nodes.values()):
         if isinstance(entry, dict) and isinstance(entry.get("path"), str):

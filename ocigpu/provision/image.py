@@ -86,10 +86,14 @@ def has_compat(root_fd: int) -> bool:
 
 def read_layout(root_fd: int) -> tuple[str, str, str]:
     """Return library_dir, library_dir32 and libc, as ImageFacts has them."""
-    machine = os.uname().machine
-    debian = is_debian(root_fd)
-    library_dir = f"/usr/lib/{TRIPLETS[machine]}" if debian else "/usr/lib64"
-    return library_dir, _library_dir32(root_fd, debian, machine, library_dir), read_libc(root_fd)
+    library_dir = read_library_dir(root_fd)
+    debian = library_dir != "/usr/lib64"
+    return library_dir, _library_dir32(root_fd, debian, os.uname().machine, library_dir), read_libc(root_fd)
+
+
+def read_library_dir(root_fd: int) -> str:
+    """Return where the image has its 64-bit libraries."""
+    return f"/usr/lib/{TRIPLETS[os.uname().machine]}" if is_debian(root_fd) else "/usr/lib64"
 
 
 def is_debian(root_fd: int) -> bool:

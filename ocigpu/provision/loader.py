@@ -8,10 +8,17 @@ comment, ``include PATTERN...`` relative to the directory of the including file.
 import os
 import stat
 
+from ocigpu.cdi.hook_words import CreateSymlinks, link_target
 from ocigpu.core.record import NamedTuple
-from ocigpu.provision.image import TRIPLETS, is_debian, read_libc
+from ocigpu.provision.image import TRIPLETS, is_debian, read_libc, read_library_dir
 from ocigpu.provision.image_cache import CONF_DIRECTORY, LD_SO_CONF
 from ocigpu.provision.inside import exists_inside, list_inside, read_inside, status_inside
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ocigpu.cdi.hook_words import Command
 
 OWN_CONF = f"{CONF_DIRECTORY}/00-ocigpu.conf"
 """Folders of CDI hooks."""
@@ -23,6 +30,7 @@ MAX_CONF = 1 << 16
 MAX_CONF_FILES = 64
 MAX_DEPTH = 8
 MAX_DIRECTORIES = 4096
+_GBM = "/gbm/nvidia-drm_gbm.so"
 
 
 class LoaderFacts(NamedTuple):
@@ -160,3 +168,19 @@ def _musl_text(root_fd: int, path: str) -> str | None:
         return data.decode()
     except UnicodeDecodeError:
         return None
+
+
+def find_gbm_links(root_fd: int, commands: "Iterable[Command]") -> tuple[CreateSymlinks, ...]:
+    """Return a link to GBM's backend beside the libraries of the image, where its Mesa looks, () if it needs none.
+
+    A specification names the host's directory: Mesa of a Debian image found no backend on a host with /usr/lib64
+    (unraid/unraid-nvidia-driver pull request 10).
+    """
+    links = [link for command in commands if isinstance(command, CreateSymlinks) for link in command.links]
+    for target, path in links:
+        if path.endswith(_GBM):
+            directory = read_library_dir(root_fd)
+            image, host = (status_inside(root_fd, place) for place in (directory, path.removesuffix(_GBM)))
+            if image and not (host and os.path.samestat(image, host)):
+                return (CreateSymlinks(((link_target(target, path), directory + _GBM),)),)
+    return ()

@@ -389,6 +389,20 @@ def test_a_file_of_the_image_gives_way_to_the_link_without_being_lost(
 
 
 @RUNTIMES
+def test_mesa_of_the_image_finds_gbms_backend_whatever_the_hosts_directory_is(
+    make_bundle: MakeBundle, simulated_host: SimulatedHost, runtime_environment: dict[str, str], low_level: str
+) -> None:
+    """A Debian image on a host with /usr/lib64 (unraid/unraid-nvidia-driver pull request 10)."""
+    words = [["create-symlinks", "--link", "../libnvidia-allocator.so.1::/usr/lib64/gbm/nvidia-drm_gbm.so"]]
+    paths = [f"{DIRECTORY}/gbm/nvidia-drm_gbm.so", "/usr/lib64/gbm/nvidia-drm_gbm.so"]
+    look = ["sh", "-c", f"for link in {' '.join(paths)}; do readlink $link; done"]
+    result = start(make(make_bundle, simulated_host, entries("merged", words), look), low_level, runtime_environment)
+    assert result.stdout.split() == ["/usr/lib64/libnvidia-allocator.so.1", "../libnvidia-allocator.so.1"], explain(
+        result
+    )
+
+
+@RUNTIMES
 def test_a_sub_command_that_fails_undoes_the_others(
     make_bundle: MakeBundle,
     simulated_host: SimulatedHost,
