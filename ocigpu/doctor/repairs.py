@@ -145,7 +145,7 @@ def _without_commas(text: str) -> tuple[list[str], str]:
 
 def _mend_json(text: str, check: Callable[[str], object]) -> str:
     """Return a text with its mistakes in JSON corrected, one after the other, as far as they are known."""
-    for _ in range(MAX_MISTAKES):
+    for _ in range(0 if text.startswith("\ufeff") else MAX_MISTAKES):  # which the parser does not count
         found = _PLACE.search(_find_error(text, check))
         mended = _mend_json_at(text, int(found[1])) if found else ""
         if not mended or mended == text:
@@ -172,6 +172,8 @@ def _mend_json_at(text: str, at: int) -> str:
         return text.translate(dict.fromkeys(map(ord, _QUOTES), '"'))
     if rest[0] == "," or (rest[0] in "}]" and before.endswith(",")):
         return _without_commas(text)[1]
+    if not text[at - 1].isspace() and not (rest[0] in '"{[' and before[-1:] in _ENDS):  # 01 is no number
+        return ""
     is_next = rest[0] in '"{[-' or rest[0].isalnum()
     return f"{before},{text[len(before) :]}" if is_next and (before[-1:] in _ENDS or before[-1:].isalnum()) else ""
 

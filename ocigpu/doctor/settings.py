@@ -13,7 +13,6 @@ from ocigpu.doctor.files import PROGRAM_DIRECTORIES
 from ocigpu.doctor.findings import Evidence, Finding, not_checked, ok, say
 from ocigpu.doctor.host import DIRECTORIES, Host
 from ocigpu.doctor.repairs import find_repair
-from ocigpu.engines.places import why_no_program
 from ocigpu.gpus.tree import read_text
 from ocigpu.system.settings_file import parse_toml
 
@@ -109,10 +108,9 @@ def check_programs(host: Host) -> list[Finding]:
         match = _INTERPRETER.search(host.text(path, 8192) or "")
         interpreter = (match[1] or match[2]) if match else ""
         found = host.evidence(path, f"runs {interpreter}" if interpreter else "there")
-        if why := why_no_program(host.root or "/", path):
-            made = shlex.join(["chmod", "+x", host.path(path)]) if "executable" in why else "make install"
-            seen = host.evidence(path, why, "a program")
-            findings.append(say("programs-broken.mode", seen, path=path, why=why, fix=made))
+        if not host.program(path):
+            seen = host.evidence(path, "is not executable", "a program")
+            findings.append(say("programs-broken.mode", seen, path=path, quoted=shlex.quote(host.path(path))))
         elif interpreter and not host.program(interpreter):
             gone = host.evidence(interpreter, "none", "a program")
             findings.append(say("programs-broken.interpreter", found, gone, path=path, interpreter=interpreter))

@@ -54,6 +54,8 @@ def test_a_command_makes_a_file_readable(name: str, text: str, data: object, tmp
         ("a.json", '{"a" 1}'),
         ("a.json", '{"a": 1} x'),
         ("a.json", '{"a": "b}'),
+        ("a.json", '{"a": [01]}'),
+        ("a.json", '\ufeff{"a": [12 3]}'),
         ("a.json", "{" + '"a": [' * 2000),
         ("a.json", "{}"),
         ("a.toml", "a = [\n1,\n"),
