@@ -36,7 +36,7 @@ load: ## 2,000 containers in sequence and 64 at once in each mode; nothing may f
 	@packaging/bootstrap.sh demo
 	@.venv/bin/python -m bench.load $(if $(REPORT),--report '$(REPORT)') $(LOAD_OPTIONS)
 
-fleet: ## a model of 100 servers with 8 GPUs in front of the real service: rates, memory, times, a cut network (FLEET_OPTIONS='--nodes 1000')
+fleet: ## a model of 100 servers with 8 GPUs in front of the real service: rates, memory, times, a cut network (FLEET_OPTIONS='--nodes 1000 --no-agents')
 	@packaging/bootstrap.sh demo
 	@.venv/bin/python -m bench.fleet $(FLEET_OPTIONS)
 

@@ -28,10 +28,18 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from lightkube import Client
+
 from bench.hosts import REPOSITORY
 from bench.output import Output
 from bench.packing import SIZES, Fleet, churn, fill
 from bench.wire import Wire
+from ocigpu.kubernetes.cluster.client import open_client
+from ocigpu.kubernetes.cluster.documents import Documents
+from ocigpu.kubernetes.leases.lease import Lease, LeaseHolder, Phase
+from ocigpu.kubernetes.leases.objects import make_lease_status
+from ocigpu.kubernetes.leases.report import API, KIND, LeaseReporter, LeaseWatch, lease_name
+from ocigpu.system.service import ServiceLog
 from ocigpu.tenants.service.request import STREAM
 from ocigpu.tenants.service.store import CaasStore
 
@@ -52,6 +60,7 @@ def main() -> int:
     parser.add_argument("--containers", type=int, default=800, help="of the burst (default 800)")
     parser.add_argument("--rest", type=float, default=20, help="seconds in which nothing happens (default 20)")
     parser.add_argument("--cut", type=float, default=30, help="seconds without the API server (default 30)")
+    parser.add_argument("--no-agents", action="store_true", help="leases are there, and nobody writes them")
     parser.add_argument("--agents", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the programs end, too
@@ -61,7 +70,10 @@ def main() -> int:
     out = Output()
     out.say(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs, {options.nodes} nodes with 8 GPUs")
     show_packing(out, options.nodes)
-    with tempfile.TemporaryDirectory(prefix="ocigpu-bench-") as name, fleet(Path(name), options.nodes, out) as made:
+    with (
+        tempfile.TemporaryDirectory(prefix="ocigpu-bench-") as name,
+        fleet(Path(name), options.nodes, not options.no_agents, out) as made,
+    ):
         made.rest(options.rest)
         made.burst(options.containers)
         made.cut(options.cut)
@@ -101,14 +113,6 @@ def show_packing(out: Output, nodes: int) -> None:
 
 def run_agents(kubeconfigs: Path, nodes: int) -> None:
     """Report the leases of all nodes; standard input has lines of JSON: the node's number, GPUs, and holder or null."""
-    from lightkube import Client
-
-    from ocigpu.kubernetes.cluster.client import open_client
-    from ocigpu.kubernetes.cluster.documents import Documents
-    from ocigpu.kubernetes.leases.lease import Lease, LeaseHolder, Phase
-    from ocigpu.kubernetes.leases.report import LeaseReporter, LeaseWatch
-    from ocigpu.system.service import ServiceLog
-
     log, pool = ServiceLog(True), ThreadPoolExecutor(8)
     leases = [{gpu: Lease(gpu, phase=Phase.FREE) for gpu in GPUS} for _ in range(nodes)]
     reporters = []
@@ -157,8 +161,9 @@ def name_of(node: int) -> str:
 class RunningFleet:
     """The programs, and the cluster in front of which they run."""
 
-    def __init__(self, directory: Path, nodes: int, out: Output, stack: ExitStack) -> None:
+    def __init__(self, directory: Path, nodes: int, agents: bool, out: Output, stack: ExitStack) -> None:
         sys.path.insert(0, str(REPOSITORY / "tests"))
+        self._agents = agents
         self._directory, self._nodes, self._out = directory, nodes, out
         self.requests: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
@@ -207,6 +212,8 @@ class RunningFleet:
             self.cluster.create(
                 {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status}
             )
+            if not self._agents:
+                self._make_leases(node)
 
     def _start(self) -> None:
         def config(user: str) -> Path:
@@ -225,12 +232,8 @@ class RunningFleet:
                 [*ocigpu, "caas", "serve", "--kubeconfig", str(config(SERVICE)), "--listen", f"127.0.0.1:{self.port}",
                  "--store", str(state), "--registry", "registry.example", "--audit", str(self._directory / "audit")],
             )  # fmt: skip
-            agents = self._directory / "agents"
-            agents.mkdir()
-            for name in map(name_of, range(self._nodes)):
-                (agents / name).write_text(json.dumps(self.cluster.kubeconfig(AGENTS, node=name)))
-            words = [sys.executable, "-m", "bench.fleet", "--agents", str(agents), "--nodes", str(self._nodes)]
-            self._run("lease agents, all", words)
+            if self._agents:
+                self._run_agents()
             wait("the service", lambda: self.ask("GET", "/readyz", "")[0] == 200)
         store = CaasStore(str(state))
         quota = {"gpus": 8 * self._nodes, "pods": 1000, "cpu": "100000", "memory": "1000Ti"}
@@ -257,6 +260,23 @@ class RunningFleet:
         wait("the leases", lambda: len(self.cluster.objects("GPULease")) == 8 * self._nodes)
         self._out.say("", f"All programs, {TENANCIES} tenancies and {8 * self._nodes} leases were there after"
                       f" {time.monotonic() - begun:.0f} s.")  # fmt: skip
+
+    def _run_agents(self) -> None:
+        agents = self._directory / "agents"
+        agents.mkdir()
+        for name in map(name_of, range(self._nodes)):
+            (agents / name).write_text(json.dumps(self.cluster.kubeconfig(AGENTS, node=name)))
+        words = [sys.executable, "-m", "bench.fleet", "--agents", str(agents), "--nodes", str(self._nodes)]
+        self._run("lease agents, all", words)
+
+    def _make_leases(self, node: int) -> None:
+        """Have the objects of a node that nobody writes any more."""
+        for module, gpu in enumerate(GPUS, 1):
+            head = {"apiVersion": API, "kind": KIND, "metadata": {"name": lease_name(name_of(node), gpu)}}
+            spec = {"nodeName": name_of(node), "pciAddress": gpu}
+            status = make_lease_status(Lease(gpu, Phase.FREE), stamp(), {"metadata": {"generation": 1}}, module)
+            shown = {name: value for name, value in status.items() if value is not None}
+            self.cluster.create({**head, "spec": spec, "status": shown})
 
     def _run(self, name: str, command: list[str], **variables: str) -> None:
         with (self._directory / f"{name}.log").open("wb") as log:
@@ -313,10 +333,10 @@ class RunningFleet:
         return True
 
     def _tell(self, node: int, gpus: frozenset[int], holder: tuple[str, str, str] | None) -> None:
-        child = self.programs["lease agents, all"]
-        assert child.stdin
-        child.stdin.write(json.dumps([node, sorted(gpus), holder]) + "\n")
-        child.stdin.flush()
+        child = self.programs.get("lease agents, all")
+        if child and child.stdin:
+            child.stdin.write(json.dumps([node, sorted(gpus), holder]) + "\n")
+            child.stdin.flush()
 
     # what is measured
 
@@ -529,9 +549,9 @@ def wait(what: str, happened: Callable[[], bool], limit: float = 900.0) -> None:
 
 
 @contextmanager
-def fleet(directory: Path, nodes: int, out: Output) -> Iterator[RunningFleet]:
+def fleet(directory: Path, nodes: int, agents: bool, out: Output) -> Iterator[RunningFleet]:
     with ExitStack() as stack:
-        made = RunningFleet(directory, nodes, out, stack)
+        made = RunningFleet(directory, nodes, agents, out, stack)
         try:
             yield made
         except BaseException:
