@@ -15,18 +15,21 @@ from ocigpu.cli.front.main import main
 from ocigpu.gpus.on_node import GpuDetails, Hardware
 from ocigpu.kubernetes.dra.cel import Unjudged
 from ocigpu.kubernetes.dra.devices import DeviceOptions, DraNode, Taint, make_devices
+from ocigpu.kubernetes.dra.explain import ClaimFit
 from ocigpu.kubernetes.dra.fit import (
+    NodeFit,
     PublishedDevice,
     RequestFit,
     conjuncts,
     evaluate,
     explain_fit,
     fit_claim,
+    fit_nodes,
     held_devices,
     published_devices,
     why_not,
 )
-from ocigpu.kubernetes.dra.slices import as_generation, as_objects, make_slices
+from ocigpu.kubernetes.dra.slices import Pool, as_generation, as_objects, make_slices
 
 A100 = host("a100-8")
 DETAILS = {gpu.uuid: GpuDetails(gpu.uuid, gpu.bus_id, 81920) for gpu in A100.gpus}
@@ -85,9 +88,9 @@ def test_a_claim_that_fits_and_one_that_does_not() -> None:
     assert fit.chosen[0].name == "gpu-1"
     assert fit.refusals[0].why == "in use by claim team/a"
     (fit,) = fit_claim(ask("mig.nvidia.com"), CLASSES, DEVICES, {})
-    lines = list(explain_fit([fit]))
-    assert lines[0] == "request gpu: 0 devices fit, 1 requested"
-    assert "type is 'gpu'" in lines[1]
+    lines = list(explain_fit([NodeFit(NODE, (fit,))]))
+    assert lines[2] == "  request gpu: 0 devices fit, 1 requested"
+    assert "type is 'gpu'" in lines[3]
     (fit,) = fit_claim(ask("none"), CLASSES, DEVICES, {})
     assert fit.problem == "there is no DeviceClass none"
 
@@ -134,7 +137,7 @@ def test_explain_says_it_of_a_claim_in_the_cluster(tmp_path: Path, capsys: pytes
             cluster.create({**kind, "metadata": {"name": name, "namespace": "team"}, "spec": ask(device_class)})
         words = ["--kubeconfig", str(config)]
         assert main(["explain", "claim/team/well", *words]) == 0
-        assert capsys.readouterr().out == "request gpu: fits: gpu-0\n"
+        assert capsys.readouterr().out == f"request gpu: fits on node {NODE}: gpu-0\n"
         assert main(["explain", "claim/team/cut", *words]) == 1
         assert (
             "  gpu-0: not device.attributes['gpu.nvidia.com'].type == 'mig' (type is 'gpu')" in capsys.readouterr().out
@@ -259,12 +262,43 @@ def test_all_devices_are_all_or_none() -> None:
 
 def test_reasons_are_said_once_for_all_that_have_them() -> None:
     other = claim("other", result("gpu-0"))
-    lines, ones = list(explain_fit([fit_of(ask("mig.nvidia.com"), partitions(), other)])), "gpu-0-mig-1g10gb-19"
-    assert lines == [
-        "request gpu: 0 devices fit, 1 requested",
-        f"  {ones}-0: part of it is in use by claim team/other (gpu-0); the same: {ones}-1, {ones}-2 and 22 more",
-        f"  gpu-0: not device.attributes['{DRIVER}'].type == 'mig' (type is 'gpu')",
+    fit, ones = fit_of(ask("mig.nvidia.com"), partitions(), other), "gpu-0-mig-1g10gb-19"
+    assert list(explain_fit([NodeFit(NODE, (fit,))])) == [
+        "no node has all devices of this claim, which must be of one node: gpu requests 1",
+        f"node {NODE}",
+        "  request gpu: 0 devices fit, 1 requested",
+        f"    {ones}-0: part of it is in use by claim team/other (gpu-0); the same: {ones}-1, {ones}-2 and 22 more",
+        f"    gpu-0: not device.attributes['{DRIVER}'].type == 'mig' (type is 'gpu')",
     ]
+
+
+def test_every_node_is_named_with_what_fits_there_and_what_does_not() -> None:
+    nodes = [f"worker-{number}" for number in range(1, 6)]
+    pools = [make_slices(make_devices(DraNode(A100, Hardware(DETAILS)))[:2], Pool(DRIVER, each)) for each in nodes]
+    devices, _ = published_devices([each for slices in pools for each in slices])
+    held = held_devices([claim("a", {**result("gpu-0"), "pool": "worker-2"})])
+    big = f"device.capacity['{DRIVER}'].memory.isGreaterThan(quantity('100Gi'))"
+    devices = tuple(
+        each._replace(spec={**each.spec, "capacity": {"memory": {"value": "192Gi"}}})
+        if each.node == "worker-2"
+        else each
+        for each in devices
+    )
+    found = fit_nodes(ask("gpu.nvidia.com", big, count=2), CLASSES, devices, held)
+    assert list(explain_fit(found)) == [
+        "no node has all devices of this claim, which must be of one node: gpu requests 2",
+        "node worker-1; the same: worker-3, worker-4 and 1 more",
+        "  request gpu: 0 devices fit, 2 requested",
+        f"    gpu-0: not {big} (memory is 81920Mi); the same: gpu-1",
+        "node worker-2",
+        "  request gpu: 1 devices fit, 2 requested",
+        "    fits: gpu-1",
+        "    gpu-0: in use by claim team/a",
+    ]
+    requests = [each["requests"][0] for each in ClaimFit((), (), found).as_json()["nodes"]]
+    assert requests[1]["free"] == [f"{DRIVER}/worker-2/gpu-1"]
+    assert {each["pool"] for each in requests[2]["refusals"]} == {"worker-3"}
+    assert [each.node for each in fit_nodes(ask("gpu.nvidia.com", big), CLASSES, devices, held)] == ["worker-2"]
 
 
 @pytest.mark.parametrize(

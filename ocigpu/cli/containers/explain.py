@@ -96,7 +96,7 @@ def _explain_claim(target: str, kubeconfig: str) -> "show.Answer":
     with closing(open_cluster(kubeconfig or os.environ.get("KUBECONFIG", ""))) as cluster:
         found = read_fit(cluster, parts[1], parts[2])
     yield {"claim": {"namespace": parts[1], "name": parts[2], **found.as_json()}}, int(not found.is_well)
-    for line in (*found.notes, *explain_fit(found.fits)):
+    for line in (*found.notes, *explain_fit(found.nodes)):
         print(printable(line))
     if found.allocated:
         print(printable(f"it is allocated: {', '.join(found.allocated)}"))

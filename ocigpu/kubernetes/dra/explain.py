@@ -5,34 +5,46 @@ from typing import Any, NamedTuple
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.dra.claims import allocated_devices
 from ocigpu.kubernetes.dra.cluster import ApiCluster
-from ocigpu.kubernetes.dra.fit import RequestFit, fit_claim, held_devices, published_devices
+from ocigpu.kubernetes.dra.fit import NodeFit, best_node, fit_nodes, held_devices, published_devices
 
 
 class ClaimFit(NamedTuple):
-    """``allocated``: its devices, () while it has none; ``notes``: of pools that do not count; ``fits``: by request."""
+    """``allocated``: its devices, () while it has none; ``notes``: of pools that do not count.
+
+    ``nodes``: how it fits, see :func:`~ocigpu.kubernetes.dra.fit.fit_nodes`; () once it is allocated.
+    """
 
     allocated: tuple[str, ...]
     notes: tuple[str, ...]
-    fits: tuple[RequestFit, ...]
+    nodes: tuple[NodeFit, ...]
 
     @property
     def is_well(self) -> bool:
         """Whether it is allocated, or could be."""
-        return bool(self.allocated) or not any(fit.problem for fit in self.fits)
+        return bool(self.allocated) or not best_node(self.nodes).problems
 
     def as_json(self) -> "dict[str, Any]":
-        """Return what scripts read."""
-        requests = [
-            {
-                "request": fit.request,
-                "fits": not fit.problem,
-                "problem": fit.problem,
-                "devices": [f"{each.driver}/{each.pool}/{each.name}" for each in fit.chosen],
-                "refusals": [refusal._asdict() for refusal in fit.refusals],
-            }
-            for fit in self.fits
-        ]
-        return {"allocated": list(self.allocated), "notes": list(self.notes), "requests": requests}
+        """Return what scripts read; ``requests``: those of the node where most of them fit."""
+        return {
+            "allocated": list(self.allocated),
+            "notes": list(self.notes),
+            "requests": _requests(best_node(self.nodes)) if self.nodes else [],
+            "nodes": [{"node": each.node, "requests": _requests(each)} for each in self.nodes],
+        }
+
+
+def _requests(node: NodeFit) -> "list[dict[str, Any]]":
+    return [
+        {
+            "request": fit.request,
+            "fits": not fit.problem,
+            "problem": fit.problem,
+            "devices": [f"{each.driver}/{each.pool}/{each.name}" for each in fit.chosen],
+            "free": [f"{each.driver}/{each.pool}/{each.name}" for each in fit.free],
+            "refusals": [refusal._asdict() for refusal in fit.refusals],
+        }
+        for fit in node.fits
+    ]
 
 
 def read_fit(cluster: ApiCluster, namespace: str, name: str) -> ClaimFit:
@@ -48,4 +60,4 @@ def read_fit(cluster: ApiCluster, namespace: str, name: str) -> ClaimFit:
         return ClaimFit(allocated, notes, ())
     classes = {each["metadata"]["name"]: each for each in cluster.list_objects("DeviceClass", "deviceclasses")}
     held = held_devices(cluster.list_objects("ResourceClaim", "resourceclaims", namespaced=True))
-    return ClaimFit((), notes, fit_claim(claim.get("spec") or {}, classes, devices, held))
+    return ClaimFit((), notes, fit_nodes(claim.get("spec") or {}, classes, devices, held))

@@ -52,16 +52,34 @@ class DeviceRefusal(NamedTuple):
 
     device: str
     why: str
+    driver: str = ""
+    pool: str = ""
 
 
 class RequestFit(NamedTuple):
-    """``chosen``: devices that would do; ``refusals``: why others would not; ``problem``: "" if it fits."""
+    """How a request fits on a node.
+
+    ``chosen``: devices that would do; ``refusals``: why others would not; ``problem``: "" if it fits; ``free``: devices
+    that fit, each by itself, if not enough do.
+    """
 
     request: str
-    wanted: int
+    wanted: str
     chosen: tuple[PublishedDevice, ...]
     refusals: tuple[DeviceRefusal, ...]
     problem: str = ""
+    free: tuple[PublishedDevice, ...] = ()
+
+
+class NodeFit(NamedTuple):
+    """How a claim's requests fit on a node, in their order."""
+
+    node: str
+    fits: tuple[RequestFit, ...]
+
+    @property
+    def problems(self) -> int:
+        return sum(bool(fit.problem) for fit in self.fits)
 
 
 def published_devices(slices: Iterable[Slice]) -> tuple[tuple[PublishedDevice, ...], tuple[str, ...]]:
@@ -103,29 +121,40 @@ def held_devices(claims: Iterable[Mapping[str, Any]]) -> Uses:
     return held
 
 
+def fit_nodes(
+    spec: Mapping[str, Any],
+    classes: Mapping[str, Mapping[str, Any]],
+    devices: Sequence[PublishedDevice],
+    held: Uses,
+) -> tuple[NodeFit, ...]:
+    """Return how a claim fits on each node that has devices, but only the first node on which it fits, if one does.
+
+    All devices of a claim are of one node.  ``spec``: of a ResourceClaim.  Raises HostError (OCIGPU-DRA-6) without
+    cel-python.
+    """
+    by_node: dict[str, list[PublishedDevice]] = {}
+    for device in devices:
+        by_node.setdefault(device.node, []).append(device)
+    found: list[NodeFit] = []
+    for node, each in (by_node or {"": []}).items():
+        found.append(NodeFit(node, _fit_on(each, spec, classes, held)))
+        if not found[-1].problems:
+            return (found[-1],)
+    return tuple(found)
+
+
 def fit_claim(
     spec: Mapping[str, Any],
     classes: Mapping[str, Mapping[str, Any]],
     devices: Sequence[PublishedDevice],
     held: Uses,
 ) -> tuple[RequestFit, ...]:
-    """Return how a claim's requests fit on the one node where most of them do, in their order.
-
-    ``spec``: of a ResourceClaim.  Raises HostError (OCIGPU-DRA-6) without cel-python.
-    """
-    nodes = list(dict.fromkeys(device.node for device in devices)) or [""]
-    tries = (_fit_on([each for each in devices if each.node == node], spec, classes, held) for node in nodes)
-    best: tuple[RequestFit, ...] | None = None
-    for fits in tries:
-        if best is None or _problems(fits) < _problems(best):
-            best = fits
-        if not _problems(best):
-            break
-    return best or ()
+    """Return how a claim's requests fit on the one node where most of them do; see :func:`fit_nodes`."""
+    return best_node(fit_nodes(spec, classes, devices, held)).fits
 
 
-def _problems(fits: Sequence[RequestFit]) -> int:
-    return sum(bool(fit.problem) for fit in fits)
+def best_node(nodes: Sequence[NodeFit]) -> NodeFit:
+    return min(nodes, key=lambda each: each.problems)
 
 
 class _Option(NamedTuple):
@@ -142,6 +171,10 @@ class _Option(NamedTuple):
     @property
     def admin(self) -> bool:
         return bool(self.request.get("adminAccess"))
+
+    @property
+    def asked(self) -> str:
+        return "all" if self.every else str(self.wanted)
 
 
 def _fit_on(
@@ -183,10 +216,14 @@ def _option(
         if not why and not request.get("adminAccess"):
             why = _taint(device, request)
         if why:
-            refusals.append(DeviceRefusal(device.name, why))
+            refusals.append(_refusal(device, why))
         else:
             good.append(device)
     return _Option(name, request, count, every, tuple(good), tuple(refusals))
+
+
+def _refusal(device: PublishedDevice, why: str) -> DeviceRefusal:
+    return DeviceRefusal(device.name, why, device.driver, device.pool)
 
 
 class _Search:
@@ -205,7 +242,7 @@ class _Search:
         if not self._from(0):
             return []
         found = ((option, tuple(picked)) for option, picked in self._chosen)
-        return [RequestFit(option.name, option.wanted, picked, refusals[option.name]) for option, picked in found]
+        return [RequestFit(option.name, option.asked, picked, refusals[option.name]) for option, picked in found]
 
     def one_by_one(self) -> Iterator[RequestFit]:
         """Yield what each request gets when those before it have what they got, and why not."""
@@ -218,7 +255,7 @@ class _Search:
                     break
             picked = tuple(self._chosen[-1][1]) if fits else ()
             problem = "" if fits else option.problem or self._why(option, free, refusals)
-            yield RequestFit(option.name, option.wanted, picked, refusals, problem)
+            yield RequestFit(option.name, option.asked, picked, refusals, problem, () if fits else tuple(free))
 
     def _may_try(self, option: _Option) -> bool:
         """Return whether a search is possible: a request for all devices needs a verdict on each of them."""
@@ -284,7 +321,7 @@ class _Search:
         for device in option.good:
             why = "" if option.admin else self._ledger.why_not(device.key, option.request)
             if why:
-                refusals.append(DeviceRefusal(device.name, why))
+                refusals.append(_refusal(device, why))
             else:
                 free.append(device)
         return free, (*refusals, *option.refusals)
@@ -297,10 +334,8 @@ class _Search:
             names = [str(each.get("matchAttribute") or each.get("distinctAttribute")) for each in self._constraints]
             by = f"by {', '.join(names)}" if names else "together"
             return f"{len(free)} devices fit, but no {option.wanted} of them {by}"
-        wanted = "all" if option.every else option.wanted
-        if unjudged:
-            return f"{len(free)} devices fit, {wanted} requested; {unjudged} {JUDGED_ELSEWHERE}"
-        return f"{len(free)} devices fit, {wanted} requested"
+        more = f"; {unjudged} {JUDGED_ELSEWHERE}" if unjudged else ""
+        return f"{len(free)} devices fit, {option.asked} requested{more}"
 
 
 def _unjudged(refusals: Sequence[DeviceRefusal]) -> int:
@@ -423,19 +458,50 @@ def _cel_value(form: str, value: Any, types: Any) -> Any:
     return kind(value)
 
 
-def explain_fit(fits: Sequence[RequestFit], most: int = MAX_DEVICES) -> Iterator[str]:
-    """Yield what there is to say of a claim, a line each: one for all devices that are refused for the same reason."""
-    for fit in fits:
-        if not fit.problem:
-            yield f"request {fit.request}: fits: {', '.join(each.name for each in fit.chosen)}"
-            continue
-        yield f"request {fit.request}: {fit.problem}"
-        reasons: dict[str, list[str]] = {}
-        for refusal in fit.refusals:
-            reasons.setdefault(refusal.why, []).append(refusal.device)
-        for why, names in list(reasons.items())[:most]:
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            others = f"; the same: {', '.join(names[1:NAMED])}{more}" if names[1:] else ""
-            yield f"  {names[0]}: {why}{others}"
-        if len(reasons) > most:
-            yield f"  and {len(reasons) - most} more reasons"
+def explain_fit(nodes: Sequence[NodeFit], most: int = MAX_DEVICES) -> Iterator[str]:
+    """Yield what there is to say of a claim, a line each: of every node, if it fits on none.
+
+    Nodes with the same devices and reasons are named together, and so are a node's devices with the same reason.
+    """
+    if sum(each.problems for each in nodes) == 0:
+        for node in nodes:
+            for fit in node.fits:
+                yield f"request {fit.request}: fits on {_title(node)}: {_listed([each.name for each in fit.chosen])}"
+        return
+    wanted = ", ".join(dict.fromkeys(f"{fit.request} requests {fit.wanted}" for node in nodes for fit in node.fits))
+    yield f"no node has all devices of this claim, which must be of one node: {wanted}"
+    alike: dict[tuple[str, ...], list[NodeFit]] = {}
+    for node in nodes:
+        alike.setdefault(tuple(line for fit in node.fits for line in _explain_request(fit, most)), []).append(node)
+    for lines, same in list(alike.items())[:most]:
+        others = f"; the same: {_listed([each.node for each in same[1:]], NAMED - 1)}" if same[1:] else ""
+        yield f"{_title(same[0])}{others}"
+        yield from lines
+    if len(alike) > most:
+        yield f"and {sum(map(len, list(alike.values())[most:]))} more nodes"
+
+
+def _title(node: NodeFit) -> str:
+    return f"node {node.node}" if node.node else "devices that are of no single node"
+
+
+def _listed(names: Sequence[str], most: int = MAX_DEVICES) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
+def _explain_request(fit: RequestFit, most: int) -> Iterator[str]:
+    """Yield how a request fits on a node, which devices fit, and why others do not."""
+    if not fit.problem:
+        yield f"  request {fit.request}: fits: {_listed([each.name for each in fit.chosen])}"
+        return
+    yield f"  request {fit.request}: {fit.problem}"
+    if fit.free:
+        yield f"    fits: {_listed([each.name for each in fit.free])}"
+    reasons: dict[str, list[str]] = {}
+    for each in fit.refusals:
+        reasons.setdefault(each.why, []).append(each.device)
+    for why, same in list(reasons.items())[:most]:
+        yield f"    {same[0]}: {why}" + (f"; the same: {_listed(same[1:], NAMED - 1)}" if same[1:] else "")
+    if len(reasons) > most:
+        yield f"    and {len(reasons) - most} more reasons"
