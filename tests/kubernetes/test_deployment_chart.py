@@ -524,6 +524,38 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
+WITH_EVERY_NODE_PROGRAM: dict[str, Any] = {
+    "dra": {"enabled": True, "amd": True, "privileged": True},
+    "computeDomains": {"enabled": True},
+    "migManager": {"enabled": True, "pods": "drain"},
+    "nodeInstaller": {"enabled": True},
+    "nodeLabels": {"target": "node"},
+    "exporter": {"enablePodLabels": True, "serviceMonitor": True},
+}
+
+
+def test_two_releases_share_only_what_the_second_can_leave_out() -> None:
+    """Helm refuses an object that another release owns."""
+
+    def names(release: str, values: dict[str, Any]) -> set[tuple[str, str]]:
+        found = yaml.safe_load_all(RENDERER.render(values, namespace="gpu", release=release))
+        return {(each["kind"], each["metadata"]["name"]) for each in found if each}
+
+    first = names("one", WITH_EVERY_NODE_PROGRAM)
+    assert {kind for kind, _ in first & names("two", WITH_EVERY_NODE_PROGRAM)} == {
+        *("CustomResourceDefinition", "DeviceClass", "RuntimeClass"),
+    }
+    second = {
+        **WITH_EVERY_NODE_PROGRAM,
+        "dra": {**WITH_EVERY_NODE_PROGRAM["dra"], "deviceClasses": False},
+        "computeDomains": {"enabled": True, "kinds": False},
+        "runtimeClass": {"create": False},
+    }
+    assert first & names("two", second) == set()
+    plugin = names("two", {"runtimeClass": {"create": False}})
+    assert first & plugin == set(), "claims on some nodes, the device plugin on others"
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_the_schema_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
     (name,) = wrong
