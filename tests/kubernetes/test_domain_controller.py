@@ -191,6 +191,8 @@ def test_rights_of_controller_and_daemons_are_those_that_they_need(rack: Rack) -
     for change in (
         {"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}},
         {"metadata": {"annotations": {"a": "b"}}},
+        {"metadata": {"finalizers": ["a.example/b"]}},
+        {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "gone", "uid": "u"}]}},
         {"spec": {"unschedulable": True}},
     ):
         with pytest.raises(HostError, match=r"changes the label resource\.nvidia\.com/computeDomain of nodes alone"):
