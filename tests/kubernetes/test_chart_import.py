@@ -293,8 +293,8 @@ def test_a_dra_drivers_values() -> None:
     })  # fmt: skip
     words = became(result)
     assert words["featureGates.Unheard"] == UNKNOWN
-    assert result.values["computeDomains"] == {"enabled": False}
-    assert words["controller.replicas"] == NONE
+    assert words["resources.computeDomains.enabled"] == UNNEEDED
+    assert "enabled" not in result.values["computeDomains"]
     (pod, container), *others = containers(rendered(result))
     assert not others
     assert container["args"][-1] == "--dynamic-mig"
@@ -302,6 +302,79 @@ def test_a_dra_drivers_values() -> None:
     assert container["resources"] == {"limits": {"memory": "1Gi"}}
     assert "--plugins-directory=/var/lib/k0s/kubelet/plugins" in container["args"]
     assert pod["nodeSelector"] == {"a": "b"}
+
+
+SLICED = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 4}\n"
+RUNTIME = "the nodes need ocigpu as a runtime: "
+
+
+def test_domains_are_imported_with_their_controllers_place_and_without_the_kinds_that_the_cluster_has() -> None:
+    toleration = {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}
+    term = {"matchExpressions": [{"key": "control", "operator": "Exists"}]}
+    preferred = [{"weight": 100, "preference": term}]
+    result = take({
+        "resources": {"gpus": {"enabled": False}},
+        "controller": {
+            "replicas": 3, "nodeSelector": {"pool": "control"}, "tolerations": [toleration],
+            "priorityClassName": "high", "metrics": {"enabled": True},
+            "affinity": {"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
+                "preferredDuringSchedulingIgnoredDuringExecution": preferred,
+            }},
+        },
+        "kubeletPlugin": {
+            "nodeSelector": {"rack": "nvl72"}, "updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}},
+        },
+    })  # fmt: skip
+    assert result.values["computeDomains"]["kinds"] is False
+    assert became(result)["controller.metrics.enabled"] == NONE
+    found = rendered(result)
+    assert "CustomResourceDefinition" not in {each["kind"] for each in found}
+    deployment = of_kind(found, "Deployment")["ocigpu-compute-domain-controller"]["spec"]
+    assert deployment["replicas"] == 3
+    pod = deployment["template"]["spec"]
+    assert (pod["nodeSelector"], pod["tolerations"], pod["priorityClassName"]) == (
+        {"pool": "control"}, [toleration], "high",
+    )  # fmt: skip
+    assert pod["affinity"]["nodeAffinity"] == {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]},
+        "preferredDuringSchedulingIgnoredDuringExecution": preferred,
+    }
+    driver = of_kind(found, "DaemonSet")["ocigpu-compute-domain-driver"]["spec"]
+    assert driver["template"]["spec"]["nodeSelector"] == {"rack": "nvl72"}, "one DaemonSet has both drivers there"
+    assert driver["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 1}
+    (plain,) = of_kind(objects({"computeDomains": {"enabled": True}}), "Deployment").values()
+    assert not {"nodeSelector", "tolerations", "affinity"} & set(plain["spec"]["template"]["spec"])
+
+
+@pytest.mark.parametrize("sharing", [SLICED, SLICED.replace("timeSlicing", "mps")])
+def test_sharing_through_a_device_plugin_that_claims_replace_is_said_to_end(sharing: str) -> None:
+    operator = {
+        "toolkit": {"enabled": True},
+        "devicePlugin": {
+            "config": {"create": True, "name": "x", "default": "a", "data": {"a": sharing}},
+            "env": [{"name": "FAIL_ON_INIT_ERROR", "value": "true"}],
+        },
+    }
+    dra = {"nvidiaDriverRoot": "/run/nvidia/driver", "logVerbosity": "4"}
+    result = import_values([(name, json.dumps(each).encode()) for name, each in (("a", operator), ("b", dra))])
+    remarks = {entry.key: entry.remark for entry in result.entries}
+    assert "no device plugin shares GPUs by it" in remarks["devicePlugin.config.data"]
+    assert "no device plugin runs" in remarks["devicePlugin.env.FAIL_ON_INIT_ERROR"]
+    assert "no device plugin" not in remarks["toolkit.enabled"]
+    assert [note for note in result.notes if note.startswith("the sharing in config.files ends: ")]
+    assert [note for note in result.notes if "dra.deviceClasses" in note]
+    assert not [note for note in result.notes if note.startswith(RUNTIME)], "node-installer brings it"
+    programs = {container["name"] for _, container in containers(rendered(result))}
+    assert not {"device-plugin", "mps-control-daemon"} & programs
+    alone = import_values([("a", json.dumps(operator).encode())])
+    assert not [note for note in alone.notes if "sharing" in note or "dra." in note]
+
+
+def test_nodes_without_the_installer_are_said_to_need_a_runtime() -> None:
+    for chart in CHARTS:
+        notes = take({"toolkit": {"enabled": False}} if chart == "gpu-operator" else {}, chart).notes
+        assert len([note for note in notes if note.startswith(RUNTIME)]) == 1, chart
 
 
 @pytest.mark.parametrize(
@@ -454,7 +527,7 @@ def test_a_programs_own_terms_do_not_admit_nodes_without_the_label_of_the_tutori
     values = import_values(given).values
     assert values["exporter"]["nodeSelectorTerms"] == [term]
     more: dict[str, Any] = {"leases": {"enabled": True, "check": "true"}, "amd": True}
-    values = values | more | {"mps": {**values.get("mps", {}), "enabled": True}} | canary
+    values = values | more | canary
     pods = list(containers(objects(values)))
     assert {container["name"] for _, container in pods} >= {
         "exporter",

@@ -602,6 +602,7 @@ def test_a_configuration_without_default_is_refused() -> None:
         ({"config": {"files": {"b": "- 1\n"}}}, "config.files.b: not a mapping in YAML"),
         ({"extraEnv": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "extraEnv contains A twice"),
         ({"exporter": {"extraEnv": [{"name": "A"}, {"name": "A"}]}}, "extraEnv contains A twice"),
+        ({"dra": {"enabled": True}, "mps": {"enabled": True}}, "mps.enabled: its daemons serve the device plugin"),
     ]),
 )  # fmt: skip
 def test_what_a_schema_cannot_say_is_refused_too(values: dict[str, Any], why: str) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,25 +139,26 @@ class ValuesImport(NamedTuple):
     node_lines: tuple[str, ...] = ()
 
 
-def _row(key: str, entry: Mapping[str, Any], here: str = "", section: str = "") -> ChartKey:
-    """Return a row; ``here`` and ``section``: what {here} and {} stand for in a part."""
+def _row(key: str, entry: Mapping[str, Any], here: str = "", sections: str = "") -> ChartKey:
+    """Return a row; ``here`` and ``sections``: what {here} and {} stand for in a part."""
+    first, *others_too = sections.split() or [""]
 
-    def placed(text: str) -> str:
+    def placed(text: str, section: str = first) -> str:
         return text.replace("{here}", here).replace("{}", section).lstrip(".")
 
     lists: dict[str, Any] = {name: tuple(entry.get(name, ())) for name in ("choices", "harmless")}
     others = {role: placed(name) for role, name in entry.get("with", {}).items()}
     plain = {name: value for name, value in entry.items() if name not in ("to", "with", "program", *lists)}
-    to = tuple(placed(name) for name in entry.get("to", ()))
+    to = tuple(dict.fromkeys(placed(name, each) for each in (first, *others_too) for name in entry.get("to", ())))
     return ChartKey(key, to, program=placed(entry.get("program", "")), others=others, **plain, **lists)
 
 
 def _rows(chart: Mapping[str, Any]) -> dict[str, ChartKey]:
     rows: dict[str, ChartKey] = {}
-    for here, part, section in chart["parts"]:
+    for here, part, sections in chart["parts"]:
         for name, entry in _PARTS[part].items():
             key = f"{here}.{name}".lstrip(".")
-            rows[key] = _row(key, entry, here, section)
+            rows[key] = _row(key, entry, here, sections)
     return rows | {key: _row(key, entry) for key, entry in chart["keys"].items()}
 
 
@@ -257,8 +259,44 @@ def import_values(files: Sequence[tuple[str, bytes]], chart: str = "") -> Values
         if switch not in programs:
             result.put({switch: False})
     notes = dict.fromkeys(note for _, its in charts for note in _DATA[its]["notes"])
+    notes |= dict.fromkeys(_notes(ValuesFile(result.values)))
+    if ValuesFile(result.values).get("dra.enabled"):
+        entries = [_without_plugin(entry) for entry in entries]
+        result.values.get("mps", {}).pop("enabled", None)  # the chart refuses it then
     settings = dict(entry.setting for entry in entries if entry.setting)
     return ValuesImport(tuple(charts), tuple(entries), result.values, tuple(notes), _node_lines(settings))
+
+
+def _notes(values: ValuesFile) -> Iterator[str]:
+    """Yield what to know about our values."""
+    if not values.get("nodeInstaller.enabled"):
+        yield (
+            "the nodes need ocigpu as a runtime: install its package and run ocigpu engine configure, or set "
+            "nodeInstaller.enabled"
+        )
+    if values.get("dra.enabled"):
+        yield "dra.enabled omits the device plugin: pods use claims, or nvidia.com/gpu with dra.extendedResource"
+        if any(_shares(text) for text in values.get("config.files", {}).values()):
+            yield (
+                "the sharing in config.files ends: dra.enabled replaces the device plugin, which shares GPUs by it; "
+                "claims share them by their parameters (sharing), or by dra.shares: docs/DRA.md"
+            )
+    if values.get("dra.enabled") or values.get("computeDomains.enabled"):
+        yield "while NVIDIA's DRA chart is installed, set dra.deviceClasses to false: docs/DRA.md"
+
+
+def _without_plugin(entry: KeyReport) -> KeyReport:
+    """Return an entry with what becomes of it where no device plugin runs."""
+    to = tuple(path for path in entry.to if path != "mps.enabled")
+    if entry.became != TAKEN:
+        return entry
+    if all(path.startswith(("devicePlugin.", "mps.")) for path in to):
+        why = "no effect while dra.enabled is true: no device plugin runs"
+    elif any(path.startswith("config.") for path in to):
+        why = "for node-labels alone while dra.enabled is true: no device plugin shares GPUs by it"
+    else:
+        return entry
+    return entry._replace(to=to, remark="; ".join(each for each in (entry.remark, why) if each))
 
 
 def _node_lines(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -483,6 +521,7 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "word": ("a text", _is_text),
     "path": ("an absolute path", lambda value: _is_text(value) and re.fullmatch(r"/[\w./@+~=-]*", value) is not None),
     "name": ("the name of an object", lambda value: _is_text(value) and _NAME.fullmatch(value) is not None),
+    "count": ("a number above 0", lambda value: type(value) is int and 0 < value < 1000),
     "port": ("a port", lambda value: type(value) is int and 0 < value < 65536),
     "texts": ("a list of texts", lambda value: isinstance(value, list) and all(map(_is_text, value))),
     "map": ("a mapping of texts", _is_map),
@@ -620,9 +659,8 @@ def _pull_secrets(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
 
 
 def _affinity(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
-    terms_path, path = row.to
     rest: dict[str, Any] = {}
-    found: dict[str, Any] = {}
+    terms: list[Any] = []
     for kind, part in value.items():
         if not isinstance(part, dict) or kind not in ("nodeAffinity", "podAffinity", "podAntiAffinity"):
             raise NoCounterpartError(f"{printable(kind, 100)} is no affinity")
@@ -632,14 +670,14 @@ def _affinity(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
         if unknown := set(part) - {_REQUIRED, _PREFERRED}:
             raise NoCounterpartError(f"{printable(min(unknown), 100)} is no rule of an affinity")
         if part.get(_REQUIRED):
-            found[terms_path] = _terms(part[_REQUIRED])
+            terms = _terms(part[_REQUIRED])
         if preferred := part.get(_PREFERRED):
             if not KINDS["objects"][1](preferred):
                 raise NoCounterpartError(f"{_PREFERRED} is not a list of mappings")
             rest[kind] = {_PREFERRED: preferred}
-    if not (found or rest):
+    if not (terms or rest):
         raise UnneededError("no rule")
-    return found | ({path: rest} if rest else {})
+    return {path: part for path, part in zip(row.to, cycle((terms, rest)), strict=False) if part}
 
 
 def _terms(required: Any) -> list[Any]:
@@ -658,7 +696,11 @@ def _rolling(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
     # the operator takes a number as text, and Kubernetes does not
     numbers = {key: int(each) if isinstance(each, str) and re.fullmatch("[0-9]{1,9}", each) else each
                for key, each in value.items()}  # fmt: skip
-    return {f"{row.to[0]}.type": "RollingUpdate", f"{row.to[0]}.rollingUpdate": numbers}
+    return {
+        f"{path}.{key}": each
+        for path in row.to
+        for key, each in (("type", "RollingUpdate"), ("rollingUpdate", numbers))
+    }
 
 
 def _config_map(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
@@ -706,15 +748,15 @@ def _configs(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
     else:
         files.setdefault("default", "version: v1\n")
     found: dict[str, Any] = {row.to[0]: files}
-    shared = [name for name, text in files.items() if _uses_mps(text)]
-    return found | ({"mps.enabled": True} if shared else {})
+    return found | ({"mps.enabled": True} if any(_shares(text).get("mps") for text in files.values()) else {})
 
 
-def _uses_mps(text: str) -> bool:
+def _shares(text: str) -> dict[str, Any]:
+    """Return how a configuration shares GPUs; empty for not at all."""
     from ocigpu.kubernetes.node.config import parse_config_file
 
     sharing = parse_config_file(text, "")[0].get("sharing")
-    return bool(isinstance(sharing, dict) and sharing.get("mps"))
+    return sharing if isinstance(sharing, dict) else {}
 
 
 def _default_config(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
