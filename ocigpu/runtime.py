@@ -10,7 +10,7 @@ import time
 
 from ocigpu import ORDINARY, RUNTIME_SPEC, version_line
 from ocigpu.bundle.policy import find_hook, hook_path, owns_device_policy
-from ocigpu.core.config_json import CDI_DEVICES, DECLARED, SEARCH_PATH, get_object, is_stub
+from ocigpu.core.config_json import CDI_DEVICES, DECLARED, OWN_RUNTIMES, SEARCH_PATH, get_object, is_stub
 from ocigpu.core.errors import MAKE_NODES, CdiError, HostError, OcigpuError
 from ocigpu.core.settings import MODES, Settings
 from ocigpu.entry.arguments import Arguments, find_container_id, parse_arguments
@@ -350,7 +350,12 @@ def find_runtime(settings: Settings, stub: str) -> str:
             identity = _identity(path)
             if identity and identity != own and os.access(path, os.X_OK) and not _is_shim(path):
                 return path
-    raise OcigpuError("OCIGPU-RT-1", f"no low-level runtime found; looked for {', '.join(settings.runtime_runtimes)}")
+    there = next(filter(os.path.isfile, OWN_RUNTIMES), "")
+    raise OcigpuError(
+        "OCIGPU-RT-1",
+        f"no low-level runtime found; looked for {', '.join(settings.runtime_runtimes)}",
+        f"Add {there} to runtime.runtimes in the settings, or install runc." if there else None,
+    )
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -113,6 +113,17 @@ def test_what_is_no_program_is_not_taken(tmp_path: Path, no_path: None, make: An
     )
 
 
+def test_the_runtime_of_k3s_is_named_if_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_path: None
+) -> None:
+    own = program(tmp_path / "k3s/runc")
+    monkeypatch.setattr("ocigpu.runtime.OWN_RUNTIMES", (f"{tmp_path}/none", own))
+    with pytest.raises(OcigpuError) as caught:
+        find_runtime(settings_for("runc"), "/nonexistent")
+    assert caught.value.hint == f"Add {own} to runtime.runtimes in the settings, or install runc."
+    assert find_runtime(settings_for("runc", own), "/nonexistent") == own
+
+
 @pytest.fixture(params=STUBS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)

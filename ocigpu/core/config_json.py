@@ -19,6 +19,8 @@ CDI_DEVICES = "ocigpu/cdi"
 """Annotation with the CDI devices whose hooks the shim has carried out: no remaining hook shows them."""
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The usual directories of programs, which are also systemd's default PATH of a service (systemd.exec(5))."""
+OWN_RUNTIMES = ("/var/lib/rancher/k3s/data/current/bin/runc", "/var/lib/rancher/rke2/bin/runc")
+"""Of k3s and RKE2, which put these directories into the PATH of their containerd (k3s-io/k3s, cmd/k3s/main.go)."""
 HOOK_ENVIRONMENT = [f"PATH={SEARCH_PATH}", "LC_ALL=C.UTF-8"]
 """Explicit and complete: a hook with ``env`` gets nothing else (runtime-spec, POSIX platform hooks)."""
 

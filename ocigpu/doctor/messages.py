@@ -21,7 +21,7 @@ class Message(NamedTuple):
     ``texts``: its forms, with "..." for any text.  ``numbers``: of CUDA errors.  ``findings``: names of the doctor's
     checks that look for the cause.  ``steps``: what to do, a sentence or a command each.  ``source``: where it was
     reported or is described.  ``general``: it only wraps a cause, and counts only if nothing else is found.
-    ``engine``: the engine that prints it, "" for any.
+    ``engine``: the engine that prints it, or several with commas, "" for any.
     """
 
     title: str
@@ -67,7 +67,7 @@ SPEAKERS = {
 def find_speakers(message: Message, text: str) -> tuple[str, ...]:
     """Return the engines of a message: from its entry, else from the words around it."""
     if message.engine:
-        return (message.engine,)
+        return tuple(message.engine.split(","))
     found = (engines for engines, words in SPEAKERS.items() if re.search(words, text, re.IGNORECASE | re.MULTILINE))
     return next(found, ())
 

@@ -119,6 +119,8 @@ def render_part(title: str, host: Host, findings: list[Finding], everything: boo
     """Yield the lines of ``ocigpu doctor --tenants`` and ``--claims``, which do not show what works."""
     yield f"{title}, {describe_host(host)}"
     yield from render_findings(findings, everything)
+    if not everything:
+        yield from _render_reasons(findings)
     yield ""
     yield f"{render_counts(count(findings))}{'' if everything else ' (--all shows all)'}"
 
@@ -133,16 +135,21 @@ def render_findings(findings: list[Finding], everything: bool = False) -> Iterat
         yield ""
         yield from render_finding(item._replace(fixes=tuple(fixes)), number)
     if everything:
-        reasons: dict[str, list[str]] = {}
-        for item in findings:
-            if item.severity == "not-checked":
-                reasons.setdefault(item.text, []).append(item.name)
-        yield from ("", "not checked:") if reasons else ()
-        yield from (f"  {', '.join(names)}: {printable(reason, 300)}" for reason, names in reasons.items())
+        yield from _render_reasons(findings)
         for item in findings:
             if item.severity == "ok":
                 yield ""
                 yield from render_finding(item)
+
+
+def _render_reasons(findings: list[Finding]) -> Iterator[str]:
+    """Yield which checks could not be made, and why."""
+    reasons: dict[str, list[str]] = {}
+    for item in findings:
+        if item.severity == "not-checked":
+            reasons.setdefault(item.text, []).append(item.name)
+    yield from ("", "not checked:") if reasons else ()
+    yield from (f"  {', '.join(names)}: {printable(reason, 300)}" for reason, names in reasons.items())
 
 
 def _is_restart(fix: str) -> bool:

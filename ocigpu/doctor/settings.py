@@ -6,6 +6,7 @@ import shlex
 import tomllib
 from contextlib import suppress
 
+from ocigpu.core.config_json import OWN_RUNTIMES
 from ocigpu.core.errors import OcigpuError, printable
 from ocigpu.core.gate import permitted_capabilities
 from ocigpu.core.settings import CAPABILITIES, DEFAULT_PATH, KEYS, Settings, parse_settings
@@ -139,6 +140,9 @@ def check_runtime(host: Host) -> list[Finding]:
         found = host.command_path(name)
         if found:
             return [ok(f"{name} is the low-level runtime", host.evidence(found, "there"))]
+    own = host.program(*(path for path in OWN_RUNTIMES if os.path.basename(path) in wanted))
+    if own:
+        return [ok("the engine's own is the low-level runtime", host.evidence(own, "in the PATH of its containerd"))]
     if not host.has_system:
         return [not_checked("the simulated host has no low-level runtime")]
     evidence = Evidence(", ".join(PROGRAM_DIRECTORIES), f"none of {', '.join(wanted)}", "one of them")

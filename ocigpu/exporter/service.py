@@ -158,7 +158,7 @@ class ExporterService:
                 self.pods.start()
             for work in (self.web.serve_forever, self.collect):
                 threading.Thread(target=work, daemon=True).start()
-            self.log("info", f"listening on port {self.web.server_port}", port=self.web.server_port)
+            self.log("info", f"listening on {self.web.address}", port=self.web.server_port)
             while not signals.stopping:
                 signals.wait(math.inf)
                 if signals.take_again():

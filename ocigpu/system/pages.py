@@ -81,6 +81,7 @@ class WebServer:
             self.door = Door(listen_tcp(host, port, _BACKLOG), MAX_CLIENTS, lambda: self._probes)
         self.door.setblocking(False)
         self.server_port = int(self.door.getsockname()[1])
+        self.address = f"{f'[{host}]' if ':' in host else host or '*'}:{self.server_port}"
 
     def serve_forever(self) -> None:
         """Serve until another thread calls :meth:`shutdown`."""

@@ -287,6 +287,7 @@ def test_all_messages_are_listed(run: Run) -> None:
         ("ERRO[0000] validating containers config: invalid device mode: nvidia.com/gpu=0", ("podman",)),
         ('ctr: runtime "nvidia" not found: unknown runtime nvidia', ("containerd",)),
         ('kubelet[1]: Failed to create pod sandbox: no runtime for "nvidia" is configured', ("containerd", "crio")),
+        ('no runtime for "ocigpu" is configured', ("containerd", "crio")),
         ("Failed to initialize NVML: Unknown Error", ()),
     ],
 )

@@ -41,6 +41,17 @@ def test_a_program_without_its_execute_bit_is_there(broken: Broken) -> None:
     assert not [item for item in examine(root) if item.name == "engine-runtime-missing" and item.is_bad]
 
 
+def test_the_runtime_that_k3s_brings_is_one(broken: Broken) -> None:
+    root = broken("no-runc")
+    assert [item.severity for item in examine(root) if item.name == "runtime-missing"] == ["error"]
+    own = root / "var/lib/rancher/k3s/data/0123/bin/runc"
+    own.parent.mkdir(parents=True)
+    own.touch(0o755)
+    (root / "var/lib/rancher/k3s/data/current").symlink_to("/var/lib/rancher/k3s/data/0123")
+    (found,) = [item for item in examine(root) if item.name == "runtime-missing"]
+    assert (found.severity, found.evidence[0].path) == ("ok", f"{root}/var/lib/rancher/k3s/data/current/bin/runc")
+
+
 def test_a_choice_is_no_fix(broken: Broken, run: Run) -> None:
     """Scripts take "fixes" of --json: a simulated host does not bring a GPU back."""
     root = broken()

@@ -113,12 +113,12 @@ def exporter(
         running = Exporter(process, log)
         wait_for(
             "the exporter's port",
-            lambda: "listening on port" in running.log or process.poll() is not None,
+            lambda: "listening on " in running.log or process.poll() is not None,
             on_failure=lambda: running.log,
         )
         assert process.poll() is None, running.log
-        line = next(line for line in running.log.splitlines() if "listening on port" in line)
-        running.port = json.loads(line)["port"] if line.startswith("{") else int(line.rpartition(" ")[2])
+        line = next(line for line in running.log.splitlines() if "listening on " in line)
+        running.port = json.loads(line)["port"] if line.startswith("{") else int(line.rpartition(":")[2])
         yield running
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, running.log

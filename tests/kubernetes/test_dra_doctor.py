@@ -122,6 +122,8 @@ def test_what_cannot_be_asked_is_said(
     found = node.findings()
     assert found["unprepared"]["severity"] == found["vanished"]["severity"] == "not-checked"
     assert "KUBECONFIG is not set" in found["vanished"]["text"]
+    main(["doctor", "--claims", "--root", str(node.root)])
+    assert "claims-unprepared, claims-vanished: KUBECONFIG is not set" in capfd.readouterr().out
     (node.directory / "status.json").write_text("[]")
     assert "status.json: not understood" in node.findings()["registration"]["text"]
     assert main(["doctor", "--claims", "--root", str(tmp_path), "--all"]) == 0

@@ -508,4 +508,4 @@ def test_a_log_in_json_and_slow_clients_that_keep_no_other_waiting(
         for connection in slow:
             connection.close()
     lines = [json.loads(line) for line in running.log.splitlines()]
-    assert [line["msg"].split()[0] for line in lines] == ["listening", "ending"]
+    assert [line["msg"] for line in lines] == [f"listening on 127.0.0.1:{running.port}", "ending"]
