@@ -33,7 +33,8 @@ from ocigpu.cli.settings.charts import (
     import_values,
 )
 from ocigpu.core.errors import SettingsError
-from ocigpu.core.settings import find_problems
+from ocigpu.core.settings import Settings, find_problems
+from ocigpu.gpus.nvidia.request import parse_request
 
 Run = tuple[int, str, str]
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -499,6 +500,38 @@ def test_settings_of_the_runtime_are_for_each_node_and_variables_that_nobody_rea
     out, err = capsys.readouterr()
     assert "".join(f"      {line}\n" for line in node_lines) in err
     assert "".join(f"#   {line}\n" for line in node_lines) in out
+
+
+@pytest.mark.parametrize("strategy", [{"cdi": {"enabled": True}}, {"cdi": {"enabled": False}}, HARDENED])
+def test_the_charts_own_pods_get_gpus_on_nodes_with_the_lines_that_are_printed(strategy: dict[str, Any]) -> None:
+    """With mig.strategy none they have no CAP_SYS_ADMIN, so their variables count for nothing there."""
+    off = {"name": "ACCEPT_NVIDIA_VISIBLE_DEVICES_ENVVAR_WHEN_UNPRIVILEGED", "value": "false"}
+    result = take({"mig": {"strategy": "none"}, "toolkit": {"env": [off]}, **strategy}, "gpu-operator")
+    node = tomllib.loads("\n".join(result.node_lines))
+    settings = Settings(
+        accept_nvidia_visible_devices_envvar_when_unprivileged=node[charts.VARIABLES],
+        accept_nvidia_visible_devices_as_volume_mounts=node[charts.MOUNTS],
+    )
+    assert [note for note in result.notes if "runtimeClass.volumeMounts" in note]
+    programs = []
+    for pod, container in containers(rendered(result)):
+        if "runtimeClassName" not in pod:
+            continue
+        host = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+        capabilities = container["securityContext"].get("capabilities", {}).get("add", [])
+        configuration = {
+            "process": {
+                "env": [f"{each['name']}={each['value']}" for each in container["env"] if "value" in each],
+                "capabilities": {"bounding": [f"CAP_{each}" for each in capabilities]},
+            },
+            "mounts": [
+                {"source": host.get(each["name"], "/x"), "destination": each["mountPath"]}
+                for each in container["volumeMounts"]
+            ],
+        }
+        assert parse_request(configuration, settings).selection == "all", container["name"]
+        programs.append(container["name"])
+    assert set(programs) == {"device-plugin", "exporter", "node-labels"}
 
 
 TOOLKIT = [key for key, row in CHARTS["gpu-operator"].items() if row.how == "node-setting"]

@@ -34,6 +34,9 @@ WORDS = TAKEN, NONE, REFUSED, UNNEEDED, UNKNOWN, EMPTY
 """What becomes of a key."""
 NODE_FILE = "/etc/ocigpu/config.toml"
 """The settings of a node, which the chart does not write."""
+VARIABLES = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+"""Settings of a node: how pods without CAP_SYS_ADMIN, most of the chart's own among them, may request GPUs."""
 OWN_VARIABLES = {
     *("NODE_NAME", "POD_NAME", "POD_NAMESPACE", "POD_UID", "MPS_ROOT", "OCIGPU_CONFIG", "OCIGPU_KUBELET_DIRECTORY"),
     *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES", "PGPASSWORD"),
@@ -258,12 +261,15 @@ def import_values(files: Sequence[tuple[str, bytes]], chart: str = "") -> Values
     for switch in SWITCHES:
         if switch not in programs:
             result.put({switch: False})
+    settings = dict(entry.setting for entry in entries if entry.setting)
+    if settings.get(VARIABLES) is False:
+        settings[MOUNTS] = True
+        result.put({"runtimeClass.volumeMounts": True})
     notes = dict.fromkeys(note for _, its in charts for note in _DATA[its]["notes"])
     notes |= dict.fromkeys(_notes(ValuesFile(result.values)))
     if ValuesFile(result.values).get("dra.enabled"):
         entries = [_without_plugin(entry) for entry in entries]
         result.values.get("mps", {}).pop("enabled", None)  # the chart refuses it then
-    settings = dict(entry.setting for entry in entries if entry.setting)
     return ValuesImport(tuple(charts), tuple(entries), result.values, tuple(notes), _node_lines(settings))
 
 
@@ -274,6 +280,8 @@ def _notes(values: ValuesFile) -> Iterator[str]:
             "the nodes need ocigpu as a runtime: install its package and run ocigpu engine configure, or set "
             "nodeInstaller.enabled"
         )
+    if values.get("runtimeClass.volumeMounts"):
+        yield f"the chart's own pods request GPUs by a mount (runtimeClass.volumeMounts): each node needs {MOUNTS} = true"
     if values.get("dra.enabled"):
         yield "dra.enabled omits the device plugin: pods use claims, or nvidia.com/gpu with dra.extendedResource"
         if any(_shares(text) for text in values.get("config.files", {}).values()):

@@ -254,7 +254,7 @@ capabilities:
 {{- end -}}
 
 {{/* Mounts and volumes of a simulated host, of the configuration, and of the request for GPUs on nodes whose runtime
-takes none from variables (strategy volume-mounts). */}}
+takes none from variables (runtimeClass.volumeMounts, or strategy volume-mounts). */}}
 {{- define "ocigpu.mounts" -}}
 {{- if .config }}
 - name: config
@@ -264,7 +264,7 @@ takes none from variables (strategy volume-mounts). */}}
 {{- if .root.Values.host.simulation }}
 - name: simulation
   mountPath: {{ .root.Values.host.simulation }}
-{{- else if contains "volume-mounts" .root.Values.devicePlugin.deviceListStrategy }}
+{{- else if or .root.Values.runtimeClass.volumeMounts (contains "volume-mounts" .root.Values.devicePlugin.deviceListStrategy) }}
 - name: all-gpus
   mountPath: /var/run/nvidia-container-devices/all
   readOnly: true
@@ -282,7 +282,7 @@ takes none from variables (strategy volume-mounts). */}}
   hostPath:
     path: {{ .root.Values.host.simulation }}
     type: Directory
-{{- else if contains "volume-mounts" .root.Values.devicePlugin.deviceListStrategy }}
+{{- else if or .root.Values.runtimeClass.volumeMounts (contains "volume-mounts" .root.Values.devicePlugin.deviceListStrategy) }}
 - name: all-gpus
   hostPath:
     path: /dev/null
