@@ -281,7 +281,7 @@ def _notes(values: ValuesFile) -> Iterator[str]:
             "nodeInstaller.enabled"
         )
     if values.get("runtimeClass.volumeMounts"):
-        yield f"the chart's own pods request GPUs by a mount (runtimeClass.volumeMounts): each node needs {MOUNTS} = true"
+        yield f"the chart's own pods request GPUs by a mount (runtimeClass.volumeMounts): nodes need {MOUNTS} = true"
     if values.get("dra.enabled"):
         yield "dra.enabled omits the device plugin: pods use claims, or nvidia.com/gpu with dra.extendedResource"
         if any(_shares(text) for text in values.get("config.files", {}).values()):
