@@ -397,6 +397,28 @@ def test_the_pages_device_plugin_alone_serves_its_pod() -> None:
     assert pod["metadata"]["name"] in re.findall(r"kubectl wait pod (\S+)", alone)
 
 
+def test_the_pages_two_releases_serve_nodes_of_their_own() -> None:
+    page = (REPOSITORY / "docs/KUBERNETES.md").read_text()
+    part = page.partition("### Nodes of different kinds")[2].partition("\n### ")[0]
+    labels = dict(re.findall(r"label node (\S+) gpu-stack=(\S+)", part))
+    known: set[tuple[str, str]] = set()
+    for release, words in re.findall(r"helm install (\S+) ((?:.*\\\n)*.*)", part):
+        values: dict[str, Any] = {}
+        for path, value in re.findall(r"--set (\S+)=(\S+)", words):
+            section, _, name = path.rpartition(".")
+            (values.setdefault(section, {}) if section else values)[name] = yaml.safe_load(value)
+        found = [each for each in yaml.safe_load_all(RENDERER.render(values, namespace="x", release=release)) if each]
+        names = {(each["kind"], each["metadata"]["name"]) for each in found}
+        assert not known & names
+        known |= names
+        for each in found:
+            if each["kind"] == "DaemonSet":
+                chosen = each["spec"]["template"]["spec"]["nodeSelector"]["gpu-stack"]
+                assert chosen == labels["RACK-NODE" if release == "ocigpu-rack" else "OTHER-NODE"]
+    assert {("DaemonSet", "ocigpu-device-plugin"), ("DaemonSet", "ocigpu-rack-dra-driver")} <= known
+    assert ("DaemonSet", "ocigpu-rack-device-plugin") not in known
+
+
 def test_without_variables_the_pods_ask_by_a_mount() -> None:
     for pod, container in containers(objects(CASES["no variables"])):
         (mount,) = [each for each in container["volumeMounts"] if each["name"] == "all-gpus"]
