@@ -9,6 +9,8 @@ from deployment_lab import CASES, objects, of_kind
 from support.cluster import Cluster, make_kind
 from support.cluster_rules import Problem
 
+from ocigpu.kubernetes.installer import program as node_installer
+from ocigpu.kubernetes.mig import manager as mig_manager
 from ocigpu.kubernetes.mig.node import NodeApi
 
 WRITING = {"create", "update", "patch", "delete", "deletecollection", "*"}
@@ -53,7 +55,7 @@ def is_narrowed(found: list[dict[str, Any]], account: str, group: str, resource:
             == [each["expression"] for each in spec.get("matchConditions", [])]
             and group in rule["apiGroups"]
             and resource in rule["resources"]
-            and all(NODE in each["expression"] for each in spec["validations"])
+            and all(NODE in each["expression"] for each in spec["validations"][:2])
             and spec["failurePolicy"] == "Fail"
             and "Deny" in binding["validationActions"]
         ):
@@ -113,11 +115,59 @@ def ask(cluster: Cluster, account: str, on: str | None, method: str, path: str, 
 
 
 TAINT = {"spec": {"taints": [{"key": "evil", "effect": "NoExecute"}]}, "metadata": {"labels": {"c": "d"}}}
+WRITES: dict[str, tuple[list[str], list[str]]] = {
+    "mig-manager": (
+        [mig_manager.STATE, *mig_manager.CLIENTS],
+        [mig_manager.REASON, mig_manager.JOURNAL, mig_manager.REBOOTED],
+    ),
+    "node-installer": ([node_installer.LABEL, node_installer.VERSION_LABEL], [node_installer.LABEL]),
+}
+"""Labels and annotations of a node that a program writes."""
+
+
+@pytest.mark.parametrize("account", WRITES)
+def test_of_its_node_a_program_writes_its_own_labels_and_annotations_alone(cluster: Cluster, account: str) -> None:
+    path = "/api/v1/nodes/node-1"
+    before = cluster.patch(
+        "Node", "node-1", {"metadata": {"annotations": {"theirs": "1"}}, "spec": {"podCIDR": "::/64"}}
+    )
+    labels, annotations = WRITES[account]
+    for value in ("x", None):
+        own = {"labels": dict.fromkeys(labels, value), "annotations": dict.fromkeys(annotations, value)}
+        ask(cluster, account, "node-1", "PATCH", path, {"metadata": own})
+    applied = {"labels": {labels[0]: "x"}, "annotations": {annotations[0]: "y"}}
+    for own in (applied, {}):
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", **own}}
+        ask(cluster, account, "node-1", "PATCH", path, body, fieldManager="m", force="true")
+    other = next(keys for name, (keys, _) in WRITES.items() if name != account)[0]
+    for change in (
+        TAINT,
+        {"spec": {"unschedulable": True}},
+        {"spec": None},
+        {"metadata": {"labels": {"a": "c"}}},
+        {"metadata": {"labels": {"a": None}}},
+        {"metadata": {"labels": {other: "x"}}},
+        {"metadata": {"labels": {mig_manager.CONFIG: "all-disabled"}}},
+        {"metadata": {"annotations": {"theirs": None}}},
+        {"metadata": {"annotations": {"theirs": "2"}}},
+        {"metadata": {"annotations": {labels[-1] + "-x": "2"}}},
+        {"metadata": {"finalizers": ["a.example/b"]}},
+        {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "gone", "uid": "u"}]}},
+    ):
+        with pytest.raises(Problem, match=r"of a node the (installer|manager) changes"):
+            ask(cluster, account, "node-1", "PATCH", path, change)
+    after = cluster.get("Node", "node-1")
+    assert after["spec"] == before["spec"]
+    assert [after["metadata"][key] for key in ("labels", "annotations")] == [
+        before["metadata"][key] for key in ("labels", "annotations")
+    ]
 
 
 @pytest.mark.parametrize("account", ["mig-manager", "node-installer", "node-labels"])
 def test_a_node_is_written_by_its_own_programs_alone(cluster: Cluster, account: str) -> None:
-    ask(cluster, account, "node-1", "PATCH", "/api/v1/nodes/node-1", TAINT)
+    key = {"mig-manager": mig_manager.STATE, "node-installer": node_installer.LABEL, "node-labels": "c"}[account]
+    for value in ("d", None):
+        ask(cluster, account, "node-1", "PATCH", "/api/v1/nodes/node-1", {"metadata": {"labels": {key: value}}})
     for on, words in (("node-2", "own node only"), (None, "does not say on which node")):
         with pytest.raises(Problem, match=words):
             ask(cluster, account, on, "PATCH", "/api/v1/nodes/node-1", TAINT)

@@ -401,7 +401,9 @@ def test_labels_of_a_node(cluster: RealCluster, tmp_path: Path) -> None:
         server = cluster.account(f"system:serviceaccount:gpu:ocigpu-{name}", tmp_path / name, NODE)
         cluster.wait_for_right(f"system:serviceaccount:gpu:ocigpu-{name}", "patch", "", "nodes")
         if name == "node-installer":
-            apply_to_node(server, NODE, {"labels": {"ocigpu/runtime": "ready"}, "annotations": {"ocigpu/x": "y"}}, "i")
+            apply_to_node(
+                server, NODE, {"labels": {"ocigpu/runtime": "ready"}, "annotations": {"ocigpu/runtime": "y"}}, "i"
+            )
             apply_to_node(server, NODE, {"labels": {}}, "i")
             continue
         place = find_place(PluginOptions(), "node", {"NODE_NAME": NODE}, server)
@@ -438,12 +440,13 @@ def test_the_mig_manager_reads_and_writes_its_node(cluster: RealCluster) -> None
     asks = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "gpus", "namespace": "default"}}
     cluster.create({**head, "spec": {"nodeName": NODE, "terminationGracePeriodSeconds": 0, "containers": [asks]}})
-    node.patch({"nvidia.com/mig.config.state": "pending", "x": "1"}, {"ocigpu/mig": "{}"})
-    node.patch({"nvidia.com/mig.config.state": "success", "x": None}, {"ocigpu/mig": None})
+    client = "nvidia.com/gpu.deploy.client"
+    node.patch({"nvidia.com/mig.config.state": "pending", client: "1"}, {"ocigpu/mig.paused": "{}"})
+    node.patch({"nvidia.com/mig.config.state": "success", client: None}, {"ocigpu/mig.paused": None})
     read = node.read()
     assert read.labels["nvidia.com/mig.config.state"] == "success"
-    assert "x" not in read.labels
-    assert "ocigpu/mig" not in read.annotations
+    assert client not in read.labels
+    assert "ocigpu/mig.paused" not in read.annotations
     (found,) = [each for each in node.pods() if each.name == "gpus"]
     elsewhere = NodeApi(cluster.client(account, node="other"), NODE)
 
@@ -459,7 +462,7 @@ def test_the_mig_manager_reads_and_writes_its_node(cluster: RealCluster) -> None
     assert not found.daemon
     for on, words in (("other", "own node only"), (None, "does not say on which node")):
         theirs = NodeApi(cluster.client(account, node=on), NODE)
-        for act in (lambda theirs=theirs: theirs.patch({"x": "1"}, {}), lambda theirs=theirs: theirs.evict(found)):
+        for act in (lambda theirs=theirs: theirs.patch({client: "1"}, {}), lambda theirs=theirs: theirs.evict(found)):
             with pytest.raises(HostError, match=words):
                 act()
     assert node.evict(found)

@@ -315,7 +315,8 @@ as a change: "EXPRESSION || ". */}}
 
 {{/* The policy that holds the account of a program of nodes to its own node: roles cannot name one.  The node's name is in
 tokens of pods since Kubernetes 1.30.  (dict "root" . "component" "exporter" "policy" "exporter" "group" "" "resources"
-"[nodes]" "node" "o.metadata.name" "words" "it ..."); "node" is CEL: the node of an object o, and "" for none. */}}
+"[nodes]" "node" "o.metadata.name" "words" "it ..."); "node" is CEL: the node of an object o, and "" for none.  "labels" and
+"annotations": those of the node that it may change; the rest of the node then stays as it is. */}}
 {{- define "ocigpu.ownNode" -}}
 ---
 apiVersion: admissionregistration.k8s.io/v1
@@ -335,6 +336,10 @@ spec:
   matchConditions:
     - name: of-the-account
       expression: {{ include "ocigpu.ofAccount" . }}
+  {{- if .labels }}
+  variables:
+    {{- include "ocigpu.ofNodes" . | nindent 4 }}
+  {{- end }}
   validations:
     {{- include "ocigpu.hasNode" . | nindent 4 }}
     - expression: >-
@@ -342,6 +347,9 @@ spec:
         request.userInfo.extra["authentication.kubernetes.io/node-name"] == [{{ .node }}])
       message: {{ .words }}
       reason: Forbidden
+    {{- if .labels }}
+    {{- include "ocigpu.keepsNode" . | nindent 4 }}
+    {{- end }}
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
@@ -352,6 +360,33 @@ metadata:
 spec:
   policyName: {{ include "ocigpu.name" .root }}-{{ .policy }}
   validationActions: [Deny, Audit]
+{{- end -}}
+
+{{/* Variables for ocigpu.keepsNode. */}}
+{{- define "ocigpu.ofNodes" -}}
+{{- range $name := list "labels" "annotations" "finalizers" "ownerReferences" }}
+{{- $none := ternary "{}" "[]" (has $name (list "labels" "annotations")) }}
+- name: {{ $name }}
+  expression: "object != null && has(object.metadata.{{ $name }}) ? object.metadata.{{ $name }} : {{ $none }}"
+- name: {{ $name }}Before
+  expression: "oldObject != null && has(oldObject.metadata.{{ $name }}) ? oldObject.metadata.{{ $name }} : {{ $none }}"
+{{- end }}
+{{- end -}}
+
+{{/* The validation that a program changes of a node the labels and annotations that it writes, and nothing else. */}}
+{{- define "ocigpu.keepsNode" -}}
+- expression: >-
+    object != null && oldObject != null && has(object.spec) == has(oldObject.spec) &&
+    (!has(object.spec) || object.spec == oldObject.spec) &&
+    variables.finalizers == variables.finalizersBefore &&
+    variables.ownerReferences == variables.ownerReferencesBefore
+    {{- range $name, $keys := dict "labels" .labels "annotations" .annotations }}
+    && variables.{{ $name }}.all(k, k in {{ $keys | toJson }} ||
+    (k in variables.{{ $name }}Before && variables.{{ $name }}Before[k] == variables.{{ $name }}[k])) &&
+    variables.{{ $name }}Before.all(k, k in {{ $keys | toJson }} || k in variables.{{ $name }})
+    {{- end }}
+  message: {{ .keeps }}
+  reason: Forbidden
 {{- end -}}
 
 {{- define "ocigpu.ofAccount" -}}
