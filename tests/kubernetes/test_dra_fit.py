@@ -295,6 +295,8 @@ def test_every_node_is_named_with_what_fits_there_and_what_does_not() -> None:
         "    fits: gpu-1",
         "    gpu-0: in use by claim team/a",
     ]
+    shelf = [each._replace(pool="shelf") if each.node == "worker-2" else each for each in devices]
+    assert "    fits: shelf/gpu-0, shelf/gpu-1" in explain_fit(fit_nodes(ask(count=3), CLASSES, shelf, held))
     requests = [each["requests"][0] for each in ClaimFit((), (), found).as_json()["nodes"]]
     assert requests[1]["free"] == [f"{DRIVER}/worker-2/gpu-1"]
     assert {each["pool"] for each in requests[2]["refusals"]} == {"worker-3"}

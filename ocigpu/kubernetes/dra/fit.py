@@ -466,13 +466,15 @@ def explain_fit(nodes: Sequence[NodeFit], most: int = MAX_DEVICES) -> Iterator[s
     if sum(each.problems for each in nodes) == 0:
         for node in nodes:
             for fit in node.fits:
-                yield f"request {fit.request}: fits on {_title(node)}: {_listed([each.name for each in fit.chosen])}"
+                yield f"request {fit.request}: fits on {_title(node)}: {_devices(node, fit.chosen)}"
         return
     wanted = ", ".join(dict.fromkeys(f"{fit.request} requests {fit.wanted}" for node in nodes for fit in node.fits))
     yield f"no node has all devices of this claim, which must be of one node: {wanted}"
     alike: dict[tuple[str, ...], list[NodeFit]] = {}
     for node in nodes:
-        alike.setdefault(tuple(line for fit in node.fits for line in _explain_request(fit, most)), []).append(node)
+        alike.setdefault(tuple(line for fit in node.fits for line in _explain_request(node, fit, most)), []).append(
+            node
+        )
     for lines, same in list(alike.items())[:most]:
         others = f"; the same: {_listed([each.node for each in same[1:]], NAMED - 1)}" if same[1:] else ""
         yield f"{_title(same[0])}{others}"
@@ -490,17 +492,26 @@ def _listed(names: Sequence[str], most: int = MAX_DEVICES) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
-def _explain_request(fit: RequestFit, most: int) -> Iterator[str]:
+def _devices(node: NodeFit, devices: Iterable[PublishedDevice]) -> str:
+    return _listed([_name(node, each.pool, each.name) for each in devices])
+
+
+def _name(node: NodeFit, pool: str, device: str) -> str:
+    """Return the name of a device, with its pool unless that is named after the node."""
+    return device if pool == node.node else f"{pool}/{device}"
+
+
+def _explain_request(node: NodeFit, fit: RequestFit, most: int) -> Iterator[str]:
     """Yield how a request fits on a node, which devices fit, and why others do not."""
     if not fit.problem:
-        yield f"  request {fit.request}: fits: {_listed([each.name for each in fit.chosen])}"
+        yield f"  request {fit.request}: fits: {_devices(node, fit.chosen)}"
         return
     yield f"  request {fit.request}: {fit.problem}"
     if fit.free:
-        yield f"    fits: {_listed([each.name for each in fit.free])}"
+        yield f"    fits: {_devices(node, fit.free)}"
     reasons: dict[str, list[str]] = {}
     for each in fit.refusals:
-        reasons.setdefault(each.why, []).append(each.device)
+        reasons.setdefault(each.why, []).append(_name(node, each.pool, each.device))
     for why, same in list(reasons.items())[:most]:
         yield f"    {same[0]}: {why}" + (f"; the same: {_listed(same[1:], NAMED - 1)}" if same[1:] else "")
     if len(reasons) > most:
