@@ -411,6 +411,12 @@ def test_nodes_without_the_installer_are_said_to_need_a_runtime() -> None:
         ("dcgm-exporter", {"serviceMonitor": {"interval": "often"}}, "serviceMonitor.interval", "not the form"),
         ("dcgm-exporter", {"imagePullSecrets": [1]}, "imagePullSecrets", "not the name of a secret"),
         ("gpu-operator", {"migManager": {"config": {"data": {"config.yaml": "x"}}}}, "migManager.config.data", "mig"),
+        (
+            "gpu-operator",
+            {"migManager": {"config": {"name": "mine", "data": {"config.yaml": "version: v1\nmig-configs: {}\n"}}}},
+            "migManager.config.data",
+            "migManager.config.name names the ConfigMap",
+        ),
         ("gpu-operator", {"devicePlugin": {"config": {"data": {"a": ""}}}}, "devicePlugin.config.data", "ignores"),
         (
             "gpu-operator",

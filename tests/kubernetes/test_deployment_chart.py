@@ -624,12 +624,69 @@ def test_a_configuration_without_default_is_refused() -> None:
         ({"config": {"files": {"b": "- 1\n"}}}, "config.files.b: not a mapping in YAML"),
         ({"extraEnv": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}, "extraEnv contains A twice"),
         ({"exporter": {"extraEnv": [{"name": "A"}, {"name": "A"}]}}, "extraEnv contains A twice"),
-        ({"dra": {"enabled": True}, "mps": {"enabled": True}}, "mps.enabled: its daemons serve the device plugin"),
     ]),
 )  # fmt: skip
 def test_what_a_schema_cannot_say_is_refused_too(values: dict[str, Any], why: str) -> None:
     with pytest.raises(RENDERER.ChartError, match=re.escape(why)):
         RENDERER.render(values)
+
+
+MIG_ARGS = {"enabled": True, "args": ["--dynamic-mig"]}
+FABRIC = {"enabled": True, "fabric": "127.0.0.1:6666"}
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"dra": {"enabled": True}, "mps": {"enabled": True}}, "mps.enabled: its daemons serve the device plugin"),
+        ({"leases": {"enabled": True, "check": "x"}, "mps": {"enabled": True}}, "mps.enabled: its daemons serve"),
+        ({"dra": MIG_ARGS}, "dra.args: --dynamic-mig needs dra.privileged=true"),
+        ({"dra": {"enabled": True, "args": ["--passthrough=true"]}}, "dra.args: --passthrough needs dra.privileged"),
+        ({"dra": FABRIC}, "dra.fabric: 127.0.0.1:6666 is the pod's own address"),
+        ({"hostNetwork": True, "dra": {**FABRIC, "hostNetwork": False}}, "dra.fabric: 127.0.0.1:6666 is the pod's"),
+        ({"dra": {"amd": True}}, "dra.amd: it adds nodes to the DRA driver, and dra.enabled is false"),
+        ({"migManager": {"enabled": True, "existing": "a", "layouts": "b"}}, "migManager.existing replaces it"),
+        ({"nodeInstaller": {"remove": True}}, "leave nodeInstaller.enabled=true until it has"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(RENDERER.ChartError, match=re.escape(why)):
+        RENDERER.render(values)
+    assert RENDERER.render({**values, "enabled": False}) == ""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dra": {**MIG_ARGS, "privileged": True}},
+        {"dra": {"enabled": True, "args": ["--dynamic-mig=false"]}},
+        {"dra": {**FABRIC, "hostNetwork": True}},
+        {"hostNetwork": True, "dra": FABRIC},
+        {"dra": {"enabled": True, "fabric": "10.127.0.1:6666"}},
+    ],
+)
+def test_values_that_go_together_are_rendered(values: dict[str, Any]) -> None:
+    assert "ocigpu-dra-driver" in of_kind(objects(values), "DaemonSet")
+
+
+@pytest.mark.parametrize(
+    ("values", "what", "least"),
+    [
+        ({"dra": {"enabled": True}}, "dra.enabled", 34),
+        ({"computeDomains": {"enabled": True}}, "computeDomains.enabled", 34),
+        ({"dra": {"enabled": True, "shares": "4"}}, "dra.shares", 36),
+        ({"dra": {**MIG_ARGS, "privileged": True}}, "dra.args: --dynamic-mig", 36),
+    ],
+)
+def test_a_kubernetes_without_what_values_need_is_refused(values: dict[str, Any], what: str, least: int) -> None:
+    def render(version: str) -> str:
+        return RENDERER.call_helm(["template", "r", str(CHART), "--kube-version", version], [values])
+
+    for version in (f"1.{least}.0", f"1.{least}.1-gke.100", f"1.{least}.0-alpha.1", f"1.{least + 1}.2+k3s1"):
+        assert "kind: DaemonSet" in render(version)
+    for version in (f"1.{least - 1}.9", f"1.{least - 1}.3-eks-1"):
+        with pytest.raises(RENDERER.ChartError, match=re.escape(f"{what}: needs Kubernetes 1.{least} or later")):
+            render(version)
 
 
 def test_strategies_are_those_of_the_program() -> None:

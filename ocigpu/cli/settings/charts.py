@@ -788,9 +788,11 @@ def _collectors(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
     return {row.to[0]: value}
 
 
-def _layouts(row: ChartKey, value: Any, _: ValuesFile) -> dict[str, Any]:
+def _layouts(row: ChartKey, value: Any, document: ValuesFile) -> dict[str, Any]:
     from ocigpu.kubernetes.mig.layouts import parse_layout_file
 
+    if _ignored(row, document) and document.get(row.others["name"]):
+        raise NoCounterpartError(f"{row.others['name']} names the ConfigMap that is used")
     if "config.yaml" not in value:
         raise NoCounterpartError("it has no config.yaml")
     try:
