@@ -2,8 +2,11 @@
 
 import functools
 import json
+import re
+from pathlib import Path
 from typing import Any
 
+import yaml
 from deployment_lab import objects
 from support.cluster import Cluster
 
@@ -14,15 +17,23 @@ from ocigpu.kubernetes.domains.objects import DOMAIN_LABEL, DaemonOptions, daemo
 from ocigpu.system.service import ServiceLog
 
 Object = dict[str, Any]
+PAGE = Path(__file__).parents[2] / "docs/COMPUTE-DOMAINS.md"
 SPACE = "gpu"
 """The namespace of the chart and of daemons."""
 ACCOUNT = f"system:serviceaccount:{SPACE}:ocigpu-compute-domain-controller"
 DAEMON_ACCOUNT = f"system:serviceaccount:{SPACE}:ocigpu-compute-domain-daemon"
+DRIVER_ACCOUNT = f"system:serviceaccount:{SPACE}:ocigpu-compute-domain-driver"
 OPTIONS = DaemonOptions(SPACE, "ocigpu:1", "ocigpu-compute-domain-daemon", most=18)
 RACK = "6c9a6fb6-5a4d-4d2e-8b1a-0d7f5c3e2a10.1"
 OTHER_RACK = "6c9a6fb6-5a4d-4d2e-8b1a-0d7f5c3e2a10.2"
 INSTALLED = ("CustomResourceDefinition", "DeviceClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
              "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount")  # fmt: skip
+
+
+def documented() -> list[Object]:
+    """Return the domain of the page and the pod that uses it."""
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return list(yaml.safe_load_all(text))
 
 
 @functools.cache
@@ -36,7 +47,7 @@ class Rack:
     def __init__(self, cluster: Cluster, *nodes: str, clique: str = RACK) -> None:
         self.cluster, self.now = cluster, 0.0
         for name in (SPACE, "team"):
-            cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+            cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         for each in json.loads(manifests()):
             if each["kind"] in INSTALLED:
                 cluster.apply(each)

@@ -1,7 +1,6 @@
 """ComputeDomains whole: drivers, kubelets, daemons and a controller of several nodes; and their part of the chart."""
 
 import os
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +8,8 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 from deployment_lab import containers, objects, of_kind
-from domain_lab import RACK, SPACE, Rack
+from domain_lab import RACK, SPACE, Rack, documented
 from support.cluster import Cluster
 from support.process import wait_for
 from test_domain_daemon import Daemons
@@ -21,7 +19,6 @@ from ocigpu.kubernetes.domains.objects import DOMAIN_LABEL
 from ocigpu.kubernetes.dra.options import parse_options
 
 __all__ = ["start"]
-DOCS = Path(__file__).parents[2] / "docs/COMPUTE-DOMAINS.md"
 
 
 def variables_of(node: Node, claim: dict[str, Any]) -> dict[str, str]:
@@ -90,8 +87,7 @@ def test_a_job_on_two_nodes_gets_its_channels_and_survives_the_loss_of_one(
 
 
 def test_the_manifest_of_the_page_applies() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    domain, pod = yaml.safe_load_all(text)
+    domain, pod = documented()
     with Cluster() as cluster:
         rack = Rack(cluster, "a")
         for document in (domain, pod):

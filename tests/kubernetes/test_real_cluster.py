@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import test_domain_controller as domain_controller
 import test_dra_chart as dra_chart
 import test_lease_objects as lease_objects
 import test_tenancy_objects as tenancy_objects
@@ -21,6 +22,8 @@ import yaml
 from caas_lab import Lab as CaasLab
 from caas_lab import ended, running
 from deployment_lab import CASES, CHART, DEPLOYMENT, RENDERER, objects
+from domain_lab import ACCOUNT as DOMAIN_ACCOUNT
+from domain_lab import DAEMON_ACCOUNT, DRIVER_ACCOUNT, RACK, SPACE, Rack, documented
 from dra_lab import DRIVER, NODE, dra_driver
 from lease_lab import GPUS, Inline
 from plugin_lab import plugin
@@ -42,6 +45,10 @@ from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.cluster.api_server import apply_to_node
 from ocigpu.kubernetes.cluster.documents import Documents
+from ocigpu.kubernetes.cluster.owners import DOMAIN_DRIVER
+from ocigpu.kubernetes.domains.controller import DomainController
+from ocigpu.kubernetes.domains.driver import make_domain_devices
+from ocigpu.kubernetes.domains.objects import DAEMON_CLASS, daemon_name, domain_of
 from ocigpu.kubernetes.dra.claims import Allotted, ClaimRef, read_allocation
 from ocigpu.kubernetes.dra.cluster import ApiCluster
 from ocigpu.kubernetes.dra.devices import DeviceOptions, DraDevice, Taint, make_devices
@@ -79,6 +86,7 @@ VALUES: dict[str, Object] = {
 }
 OF_THE_CHART = {
     "dra": {"enabled": True, "privileged": True},
+    "computeDomains": {"enabled": True},
     "leases": LEASES,
     "caas": {"enabled": True, "tlsSecret": "tls"},
     "nodeLabels": {"target": "node"},
@@ -117,7 +125,7 @@ def cluster(etcd: Etcd, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Re
         made.apply(yaml.safe_load(FEATURES))
         install(made)
         for each in objects(OF_THE_CHART):
-            if each["kind"] in INSTALLED:
+            if each["kind"] in (*INSTALLED, "CustomResourceDefinition"):
                 made.apply(each)
         made.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
         made.wait_for_right(ACCOUNT, "create", "", "namespaces")
@@ -275,7 +283,7 @@ def test_only_the_scheduler_binds_pods_of_tenancies(cluster: RealCluster) -> Non
     cluster.delete("Pod", "unbound", "tenant-landon", gracePeriodSeconds=0)
 
 
-def pass_until(controller: TenancyController, what: str, condition: Callable[[], bool]) -> None:
+def pass_until(controller: TenancyController | DomainController, what: str, condition: Callable[[], bool]) -> None:
     def passes() -> bool:
         controller.resync()
         return condition()
@@ -562,8 +570,14 @@ def clear(cluster: RealCluster) -> None:
 
 def publish_devices(cluster: RealCluster, devices: Sequence[DraDevice]) -> Published:
     """Publish them as the driver on the node does, with its rights."""
-    client = cluster.client("system:serviceaccount:gpu:ocigpu-dra-driver", node=NODE)
-    return Publisher(ApiCluster(client), DRIVER, NODE, lambda *_, **__: None).publish(devices)
+    return publish_as(cluster, "system:serviceaccount:gpu:ocigpu-dra-driver", DRIVER, devices)
+
+
+def publish_as(
+    cluster: RealCluster, account: str, driver: str, devices: Sequence[DraDevice], on: str | None = NODE
+) -> Published:
+    client = cluster.client(account, node=on)
+    return Publisher(ApiCluster(client), driver, NODE, lambda *_, **__: None).publish(devices)
 
 
 def make_pod(cluster: RealCluster, name: str, **spec: Any) -> None:
@@ -585,6 +599,12 @@ def allotted(cluster: RealCluster, claim: str, devices: Sequence[DraDevice]) -> 
     """Return what the driver reads from a claim that the scheduler has allocated."""
     found = cluster.get("ResourceClaim", claim, "team")
     return read_allocation(ClaimRef("team", found["metadata"]["uid"], claim), found, DRIVER, NODE, devices)
+
+
+def claim_of(document: Object) -> str:
+    """Return the name of the claim that was made for a pod from a template."""
+    (found,) = document["status"]["resourceClaimStatuses"]
+    return str(found["resourceClaimName"])
 
 
 @needs_scheduler
@@ -664,10 +684,36 @@ def test_explain_says_what_the_scheduler_does(node: RealCluster) -> None:
         if fits:
             scheduled(node, name)
             chosen = [one.device.name for one in allotted(node, name, devices)]
-            assert [one.name for one in fit.fits[0].chosen] == chosen
+            (here,) = fit.nodes
+            assert [one.name for one in here.fits[0].chosen] == chosen
             assert len(read_fit(server, "team", name).allocated) == 2
         else:
             wait_for("the scheduler's word", lambda: NO_FIT in json.dumps(node.get("Pod", "three", "team")["status"]))
+
+
+@needs_scheduler
+def test_the_schedulers_configuration_packs(etcd: Etcd, tmp_path: Path) -> None:
+    """Pods with GPUs share a node, although both have room, until one wants all GPUs of a node."""
+    with RealCluster(tmp_path / "packing", etcd, scheduling=DEPLOYMENT / "scheduler.yaml") as cluster:
+        for name in ("one", "two"):
+            cluster.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+            make_ready(cluster, name)
+            gpus = {"nvidia.com/gpu": "8"}
+            cluster.patch("Node", name, {"status": {"capacity": gpus, "allocatable": gpus}}, sub="status")
+        cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+        lock_account(cluster, "team")
+        chosen: list[str] = []
+        for number, gpus_of_pod in enumerate((1, 2, 1, 4, 8)):
+            limits = {"limits": {"nvidia.com/gpu": str(gpus_of_pod)}}
+            make_pod(cluster, f"p{number}", containers=[{"name": "main", "image": "x", "resources": limits}])
+
+            def node_of(name: str = f"p{number}") -> str:
+                return str(cluster.get("Pod", name, "team")["spec"].get("nodeName", ""))
+
+            wait_for("a node", lambda of=node_of: bool(of()), 60)
+            chosen.append(node_of())
+        assert len(set(chosen[:4])) == 1
+        assert chosen[4] != chosen[0]
 
 
 def test_what_is_published_is_what_the_server_keeps(node: RealCluster) -> None:
@@ -695,6 +741,112 @@ def test_what_a_server_leaves_out_is_noticed(etcd: Etcd, tmp_path: Path) -> None
         assert done.features == ApiFeatures(taints=False, counters=False, sharing=False)
         found, notes = published_devices([each["spec"] for each in cluster.objects("ResourceSlice")])
         assert ([each.name for each in found], notes) == ([each.name for each in shared[1:]], ())
+
+
+# --- ComputeDomains
+
+test_the_domain_controller_changes_one_label_of_nodes = (
+    domain_controller.test_rights_of_controller_and_daemons_are_those_that_they_need
+)
+test_only_daemons_may_request_a_daemons_device = domain_controller.test_only_daemons_may_request_a_daemons_device
+test_a_manifest_that_nvidias_driver_takes_is_taken = (
+    domain_controller.test_a_manifest_that_nvidias_driver_takes_is_taken
+)
+
+
+@pytest.fixture
+def rack(node: RealCluster) -> Iterator[Rack]:
+    """The controller of domains, with the policies about them in force."""
+    made = Rack(node, domain_controller.NODES[0])
+    in_force(node, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}, DOMAIN_ACCOUNT)
+    devices = {"requests": [{"name": "x", "exactly": {"deviceClassName": DAEMON_CLASS}}]}
+    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "spec": {"devices": devices}}
+    in_force(node, {**claim, "metadata": {"name": "x", "namespace": "team"}}, SERVICE)
+    yield made
+    node.delete("Node", domain_controller.NODES[0])
+    for each in node.objects("ComputeDomain"):
+        node.delete("ComputeDomain", each["metadata"]["name"], "team")
+
+
+def test_a_nodes_domain_driver_writes_its_own_slices_alone(rack: Rack) -> None:
+    devices = make_domain_devices(RACK)
+    rack.cluster.wait_for_right(DRIVER_ACCOUNT, "create", "resource.k8s.io", "resourceslices")
+    (theirs,) = rack.cluster.objects("ResourceSlice")
+    in_force(rack.cluster, {**theirs, "metadata": {"name": "x"}}, DRIVER_ACCOUNT)
+    for on, words in (("other", "of its own node only"), (None, "does not say on which node")):
+        with pytest.raises(HostError, match=words):
+            publish_as(rack.cluster, DRIVER_ACCOUNT, DOMAIN_DRIVER, devices, on)
+    with pytest.raises(HostError, match="of its own node only"):
+        ApiCluster(rack.cluster.client(DRIVER_ACCOUNT, node=NODE)).delete_slice(theirs["metadata"]["name"])
+    assert publish_as(rack.cluster, DRIVER_ACCOUNT, DOMAIN_DRIVER, devices).made == 1
+
+
+@needs_scheduler
+def test_a_compute_domain_runs_its_daemon_where_its_pod_is_and_leaves_nothing(
+    rack: Rack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's manifest, by scheduler and controllers of Kubernetes; the kubelet's part is the test's."""
+    cluster, controller, devices = rack.cluster, rack.controller, make_domain_devices(RACK)
+    publish_devices(cluster, make_devices(a100()))
+    publish_as(cluster, DRIVER_ACCOUNT, DOMAIN_DRIVER, devices)
+    for document in documented():
+        document["metadata"]["namespace"] = "team"
+        cluster.create(document)
+    uid = rack.domain()["metadata"]["uid"]
+    pass_until(controller, "the label", lambda: rack.labels() == {NODE: uid})
+
+    def daemons() -> list[Object]:
+        pods = [each for each in cluster.objects("Pod") if domain_of(each) == uid]
+        return [each for each in pods if each["spec"].get("nodeName")]
+
+    pass_until(controller, "the daemon's pod", lambda: bool(daemons()))
+    (daemon,) = daemons()
+    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    cluster.patch("Pod", daemon["metadata"]["name"], {"status": status}, SPACE, sub="status")
+    entry = {"ipAddress": "10.0.0.1", "cliqueID": RACK, "index": 0, "status": "Ready"}
+    ready = {"status": "Ready", "nodes": [{"name": NODE, **entry}]}
+    pass_until(controller, "the domain", lambda: rack.domain().get("status") == ready)
+    assert not controller.resync(), "what is as it should be is only looked at"
+
+    # what the node's driver and the daemon read
+    server = ApiCluster(cluster.client(DRIVER_ACCOUNT, node=NODE))
+    assert [each["metadata"]["uid"] for each in server.list_domains("team")] == [uid]
+    for each, space, device in (
+        (cluster.get("Pod", "worker-0", "team"), "team", "channel-0"),
+        (daemon, SPACE, "daemon-0"),
+    ):
+        found = server.get_claim(space, claim_of(each))
+        assert found is not None
+        reference = ClaimRef(space, found["metadata"]["uid"], found["metadata"]["name"])
+        (one,) = read_allocation(reference, found, DOMAIN_DRIVER, NODE, devices)
+        assert (one.device.name, one.config.domain) == (device, uid)
+    documents = Documents(cluster.client(DAEMON_ACCOUNT))
+    ((clique,), _) = documents.list("ComputeDomainClique", SPACE)
+    assert clique["daemons"] == [{"nodeName": NODE, **entry}]
+    for act in (lambda: documents.update(clique), lambda: documents.list("ComputeDomain"),
+                lambda: documents.patch({"kind": "Node", "metadata": {"name": NODE}}, {})):  # fmt: skip
+        with pytest.raises(HostError, match="403"):
+            act()
+
+    # its end: the daemon stays for as long as the pod that is deleted at the same time
+    cluster.delete("ComputeDomain", "job", "team")
+    pass_until(controller, "no new pods", lambda: not cluster.exists("ResourceClaimTemplate", "job-channel", "team"))
+    assert cluster.exists("DaemonSet", daemon_name(uid), SPACE)
+    cluster.delete("Pod", "worker-0", "team", gracePeriodSeconds=0)
+    pass_until(controller, "its end", lambda: not cluster.exists("ComputeDomain", "job", "team"))
+
+    def left() -> list[str]:
+        """Return what is there; pods that are to end do so, as a kubelet would see to."""
+        for each in daemons():
+            if "deletionTimestamp" in each["metadata"]:
+                cluster.delete("Pod", each["metadata"]["name"], SPACE, gracePeriodSeconds=0)
+        kinds = ("DaemonSet", "ControllerRevision", "Pod", "NetworkPolicy", "ResourceClaimTemplate", "ResourceClaim")
+        found = [each for kind in (*kinds, "ComputeDomainClique", "Node") for each in cluster.objects(kind)]
+        return [f"{each['kind']} {each['metadata']['name']}" for each in found if uid in json.dumps(each["metadata"])]
+
+    wait_for("all to go", lambda: not left(), 120, lambda: str(left()))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("error", "warning"))]
+    assert said == []
 
 
 # --- a kubelet
@@ -866,7 +1018,8 @@ def test_the_chart_is_installed_upgraded_and_removed_by_helm(etcd: Etcd, tmp_pat
         values = {name: each for name, each in OF_THE_CHART.items() if name != "nodeInstaller"}
         more.write_text(json.dumps({**values, "tenants": {"enabled": True}}))
         helm("upgrade", "ocigpu", str(CHART), "--values", str(more))
-        assert {("DeviceClass", "/gpu.nvidia.com"), ("DaemonSet", "ocigpu/ocigpu-lease-agent")} <= seen(cluster)
+        programs = {("DaemonSet", f"ocigpu/ocigpu-{name}") for name in ("lease-agent", "compute-domain-driver")}
+        assert {("DeviceClass", "/gpu.nvidia.com"), *programs} <= seen(cluster)
         assert not cluster.exists("DaemonSet", "ocigpu-device-plugin", "ocigpu"), "the DRA driver replaces it"
         helm("rollback", "ocigpu", "1")
 

@@ -110,7 +110,7 @@ class Etcd:
 class RealCluster:
     """Use it as a context manager; what tests do themselves raises Problem.
 
-    ``gates``: of all programs; ``programs``: which of them run.
+    ``gates``: of all programs; ``programs``: which of them run; ``scheduling``: the scheduler's configuration.
     """
 
     def __init__(
@@ -119,9 +119,10 @@ class RealCluster:
         etcd: Etcd,
         gates: Mapping[str, bool] | None = None,
         programs: Collection[str] = ALL,
+        scheduling: Path | None = None,
     ) -> None:
         directory.mkdir()
-        self.directory, self._etcd = directory, etcd
+        self.directory, self._etcd, self._scheduling = directory, etcd, scheduling
         self._gates = ",".join(f"{name}={str(on).lower()}" for name, on in (gates or {}).items())
         self._programs = {name: program for name, program in find_programs().items() if name in programs}
         self._running: list[RunningProgram] = []
@@ -140,7 +141,7 @@ class RealCluster:
             self._start_server()
             for name, words in (
                 ("KUBE_CONTROLLER_MANAGER", self._manager_words()),
-                ("KUBE_SCHEDULER", ()),
+                ("KUBE_SCHEDULER", self._scheduler_words()),
             ):
                 if name in self._programs:
                     self.start(name, *words)
@@ -198,10 +199,23 @@ class RealCluster:
             f"--service-account-private-key-file={here}/ca.key", f"--root-ca-file={here}/ca.crt",
         )  # fmt: skip
 
+    def _scheduler_words(self) -> tuple[str, ...]:
+        """It ignores ``--kubeconfig`` if it has a configuration, which names that of this cluster, then."""
+        if self._scheduling is None:
+            return ()
+        document = yaml.safe_load(self._scheduling.read_text())
+        document["clientConnection"]["kubeconfig"] = str(self._kubeconfig_of("KUBE_SCHEDULER"))
+        path = self.directory / self._scheduling.name
+        path.write_text(json.dumps(document))
+        return (f"--config={path}",)
+
+    def _kubeconfig_of(self, variable: str) -> Path:
+        return self.directory / f"{variable}.json"
+
     def start(self, variable: str, *words: str) -> RunningProgram:
         """Start a program that works with the cluster under its usual name."""
         user = f"system:{variable.lower().replace('_', '-')}"
-        kubeconfig = self.write_kubeconfig(self.directory / f"{variable}.json", user)
+        kubeconfig = self.write_kubeconfig(self._kubeconfig_of(variable), user)
         usual = [f"--kubeconfig={kubeconfig}", "--leader-elect=false", "--secure-port=0", "--profiling=false"]
         return self.run(variable, *usual, *words)
 
