@@ -127,7 +127,7 @@ def machine(node: Node, gpus: list[str]) -> Iterator[None]:
 def start_node(node: Node, cluster: Cluster) -> Kubelet:
     """Start board controller, kubelet, device plugin and agent; returns the kubelet."""
     bmc = subprocess.Popen(
-        [sys.executable, "-m", "ocigpu.sim.redfish", str(node.host)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "ocigpu.cli.front.main", "sim", "bmc", str(node.host)], stdout=subprocess.PIPE, text=True
     )
     node._stack.callback(end, bmc)
     assert bmc.stdout

@@ -1,9 +1,7 @@
 """The board controller of a simulated host without a driver: a Redfish service over HTTPS.
 
 DIR/redfish.json has every resource by its path, as an HGX baseboard's controller shows it below a maker's BMC; what is
-changed there is served at once.  Start it for a while with::
-
-    python -m ocigpu.sim.redfish DIR
+changed there is served at once.  ``ocigpu sim bmc DIR`` serves it.
 """
 
 import base64
@@ -12,7 +10,6 @@ import json
 import os
 import signal
 import ssl
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -239,23 +236,17 @@ def make_certificate(directory: str) -> None:
         raise sim_error(f"make a certificate: openssl: {done.last_line}", "openssl makes it")
 
 
-def main() -> int:
-    """Serve the board controller of the host in the named directory until a signal."""
-    directory = sys.argv[1]
-    credentials = Path(directory, "bmc-credentials")
+def serve(directory: str) -> None:
+    """Serve the board controller of the host in a directory until a signal, and print the options for it."""
     tls = Path(directory, "run/bmc")
+    if not os.path.exists(f"{directory}/{FILE}"):
+        raise sim_error(
+            f"{directory}: has no {FILE}", "ocigpu sim create DIR --driver none makes a host with a controller"
+        )
     tls.mkdir(parents=True, exist_ok=True)
-    try:
-        service = RedfishService(directory, str(tls))
-    except OcigpuError as error:
-        print(error.render("ocigpu.sim.redfish"), file=sys.stderr)
-        return 1
+    service = RedfishService(directory, str(tls))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     with service:
+        credentials = Path(directory, "bmc-credentials")
         print(f"--bmc {service.url} --bmc-ca {service.certificate} --credentials {credentials}", flush=True)
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -75,7 +74,7 @@ class Server:
         self.directory, self._stack = directory, stack
         create_host(str(directory / "host"), 8, "h100", driver="none", nodes=False)
         SimulatedManager(directory / "host").start()
-        bmc = self.start([sys.executable, "-m", "ocigpu.sim.redfish", str(directory / "host")])
+        bmc = self.start([str(PROGRAMS / "ocigpu"), "sim", "bmc", str(directory / "host")])
         assert bmc.stdout is not None
         where = bmc.stdout.readline().strip()
         account = where.rpartition(" ")[2]

@@ -90,6 +90,12 @@ def _gpu_rows(gpus: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
+def bmc_command(directory: str) -> None:
+    from ocigpu.sim.redfish import serve
+
+    serve(directory)
+
+
 def remove_command(directory: str) -> None:
     from ocigpu.sim.made import remove_host
 
