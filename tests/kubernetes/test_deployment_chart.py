@@ -485,6 +485,21 @@ def test_pods_are_on_the_hosts_network_if_they_are_told_to() -> None:
     assert driver["metadata"]["labels"]["a"] == "b"
 
 
+def test_a_network_policy_lets_peers_reach_the_exporters_port_alone() -> None:
+    peer = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert of_kind(objects({}), "NetworkPolicy") == {}
+    for peers in ([], [peer]):
+        found = objects({"exporter": {"networkPolicy": True, "from": peers, "port": 9500}})
+        (policy,) = of_kind(found, "NetworkPolicy").values()
+        kubernetes_validate.validate(policy, "1.37", strict=True)
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
+        (rule,) = policy["spec"]["ingress"]
+        assert rule == {"ports": [{"protocol": "TCP", "port": 9500}]} | ({"from": peers} if peers else {})
+        selector = policy["spec"]["podSelector"]["matchLabels"]
+        chosen = [name for name, pod in pods_of(found).items() if selector.items() <= pod["metadata"]["labels"].items()]
+        assert chosen == ["exporter"]
+
+
 def test_services_in_front_have_the_labels_of_all_pods() -> None:
     values = {"podLabels": {"a": "b"}, "tenants": {"enabled": True}, "caas": {"enabled": True, "tlsSecret": "x"}}
     deployments = of_kind(objects(values), "Deployment")
@@ -647,6 +662,8 @@ FABRIC = {"enabled": True, "fabric": "127.0.0.1:6666"}
         ({"dra": {"amd": True}}, "dra.amd: it adds nodes to the DRA driver, and dra.enabled is false"),
         ({"migManager": {"enabled": True, "existing": "a", "layouts": "b"}}, "migManager.existing replaces it"),
         ({"nodeInstaller": {"remove": True}}, "leave nodeInstaller.enabled=true until it has"),
+        ({"hostNetwork": True, "exporter": {"networkPolicy": True}}, "policies do not apply to pods on the host's"),
+        ({"exporter": {"from": [{"podSelector": {}}]}}, "exporter.from: it limits nothing"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(values: dict[str, Any], why: str) -> None:
