@@ -4,6 +4,8 @@ import asyncio
 import http.client
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -105,6 +107,57 @@ def test_secrets_and_mounts_are_made_and_go_with_it(lab: Lab, key: str) -> None:
         one for kind in ("Secret", "PersistentVolume", "PersistentVolumeClaim") for one in lab.cluster.objects(kind)
     ]
     assert [one for one in left if one["metadata"]["name"].startswith(name)] == []
+
+
+def kubectl_delete(lab: Lab, command: str) -> None:
+    """Do what `kubectl delete KINDS -n NAMESPACE -l LABEL=VALUE` does."""
+    verb = r"kubectl delete (?P<kinds>\S+) -n (?P<space>\S+) -l (?P<label>\S+)=(?P<value>\S+)"
+    found = re.fullmatch(verb, command)
+    assert found, command
+    names = {
+        "pod": "Pod", "secret": "Secret", "pvc": "PersistentVolumeClaim", "pv": "PersistentVolume",
+    }  # fmt: skip
+    for kind in found["kinds"].split(","):
+        for one in lab.cluster.objects(names[kind]):
+            metadata = one["metadata"]
+            place = metadata.get("namespace")
+            if metadata.get("labels", {}).get(found["label"]) == found["value"] and place in (None, found["space"]):
+                lab.cluster.delete(names[kind], metadata["name"], place)
+
+
+def test_a_pod_that_an_older_store_does_not_know_is_told_once_with_what_ends_it(tmp_path: Path) -> None:
+    rules = TenantRules(exports=("nfs.example:/exports/{tenancy}",))
+    with make_lab(tmp_path, rules=rules) as lab:
+        before = lab.run(lab.key())
+        lab.pod(before)
+        lab.stop()
+        shutil.copytree(tmp_path / "state", tmp_path / "backup")
+        lab.start()
+        made = lab.run(lab.key(), gpus=2, secrets={"TOKEN": "x"}, mounts=[MOUNT])
+        lab.pod(made)
+        lab.stop()
+        shutil.rmtree(tmp_path / "state")
+        (tmp_path / "backup").rename(tmp_path / "state")
+        lab.lines.clear()
+        lab.start()
+
+        def told() -> list[str]:
+            return [text for level, text in lab.lines if "the store does not know it" in text and level == "warning"]
+
+        wait_for("a warning", told)
+        admin = lab.admin
+        wait_for("the overview", lambda: "1 pods with 2 GPUs" in lab.ask("GET", "/v1/overview", admin).body["problem"])
+        assert "unknown" not in lab.ask("GET", "/v1/overview", lab.key()).body["problem"]
+        assert lab.ask("GET", "/readyz").status == 200
+        (line,) = told()
+        name = made.replace("_", "-")
+        assert line.startswith(f"container {made} of tenancy landon, pod tenant-landon/{name}, GPUs: 2: ")
+        kubectl_delete(lab, line.partition("hint: ")[2])
+        kinds = ("Pod", "Secret", "PersistentVolume", "PersistentVolumeClaim")
+        left = [one["metadata"]["name"] for kind in kinds for one in lab.cluster.objects(kind)]
+        assert left == [before.replace("_", "-")]
+        wait_for("the end of it", lambda: "unknown" not in lab.ask("GET", "/v1/overview", admin).body["problem"])
+        assert len(told()) == 1
 
 
 def test_who_pulls_an_image_is_known_to_its_registry_alone(lab: Lab, key: str) -> None:

@@ -91,7 +91,8 @@ def make_overview(request: ApiRequest) -> models.OverviewView:
     who, service = request.principal, request.service
     sees, mine = who.may("fleet:read"), who.tenancy or ""
     found = service.store.list_containers(mine, limit=service.store.fit(mine, limit=MAX_SHOWN))
-    problems = [service.reconciler.problem, *(service.fleet.problems if sees else ())]
+    problems = [service.reconciler.problem]
+    problems += [*service.fleet.problems, service.reconciler.unknown] if sees else []
     return models.OverviewView(
         nodes=service.fleet.view() if sees else None,
         containers=[view(one) for one in found],

@@ -21,7 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ocigpu.core.errors import HostError
-from ocigpu.kubernetes.cluster.names import namespace_name
+from ocigpu.kubernetes.cluster.names import TENANCY_LABEL, namespace_name
+from ocigpu.kubernetes.cluster.quantity import parse_quantity
 from ocigpu.system.service import Backoff, ServiceLog
 from ocigpu.tenants.service.cluster import ClusterClient, ClusterError, WatchCache
 from ocigpu.tenants.service.database import KeepingLostError, cause_of
@@ -151,6 +152,8 @@ class Reconciler:
         self._seen: int | None = None
         self._deleting: set[str] = set()
         self._thread = ThreadPoolExecutor(1, "keep")
+        self.unknown = ""
+        """The pods whose containers the store does not know, as far as this replica keeps containers; "" for none."""
 
     @property
     def problem(self) -> str:
@@ -208,7 +211,7 @@ class Reconciler:
                     await asyncio.sleep(self.pace.replicas)
                     await self._do(held.database.read, sa.select(1))
         finally:
-            self.store, self.is_keeping = self._shared, False
+            self.store, self.is_keeping, self.unknown = self._shared, False, ""
             self._due.clear()
 
     async def _do(self, work: Callable[Words, Result], *words: Words.args, **named: Words.kwargs) -> Result:
@@ -480,8 +483,21 @@ class Reconciler:
         for one in await self._do(self.store.list_over, self.store.clock() - self.pod_seconds):
             if object_name(one) in pods:
                 self.look_at(one)
+        await self._report_unknown()
         while await self._do(self.store.forget):
             pass
+
+    async def _report_unknown(self) -> None:
+        """Warn once of each pod whose container the store does not know: an older store was restored.
+
+        Nothing is deleted: another service with a store of its own may use the same cluster.
+        """
+        pods = [one for one in self._pods.objects.values() if ID_LABEL in one["metadata"].get("labels", {})]
+        known = set(await self._do(self.store.list_ids))  # read after the pods: a container is stored before its pod
+        unknown = [one for one in pods if one["metadata"]["labels"][ID_LABEL] not in known]
+        self.log.new("unknown", "warning", [tell_unknown(one, self.options.resource) for one in unknown])
+        gpus = sum(gpus_of(one, self.options.resource) for one in unknown)
+        self.unknown = f"{len(unknown)} pods with {gpus} GPUs are unknown to the store: see the log" if unknown else ""
 
     async def _look_at_tenancies(self) -> None:
         for name in await self._do(self.store.list_tenancies):
@@ -505,6 +521,24 @@ def take_event(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
     told = {name: found.get(name) for name in ("reason", "eventTime", "lastTimestamp", "firstTimestamp")}
     text = str(found.get("message") or "")[:1000]
     return {"metadata": metadata, "involvedObject": {"name": pod}, "message": text, **told}
+
+
+def gpus_of(pod: Mapping[str, Any], resource: str) -> int:
+    """Return the number of GPUs that a pod requests."""
+    limits = [(one.get("resources") or {}).get("limits") or {} for one in pod["spec"]["containers"]]
+    return sum(int(parse_quantity(one.get(resource, "0")) or 0) for one in limits)
+
+
+def tell_unknown(pod: Mapping[str, Any], resource: str) -> str:
+    """Return a line about a pod of a container that the store does not know, with the command that ends it."""
+    metadata = pod["metadata"]
+    namespace, container = metadata["namespace"], metadata["labels"][ID_LABEL]
+    tenancy = metadata["labels"].get(TENANCY_LABEL, "")
+    return (
+        f"container {container} of tenancy {tenancy}, pod {namespace}/{metadata['name']}, GPUs: "
+        f"{gpus_of(pod, resource)}: the store does not know it, perhaps because an older store was restored; hint: "
+        f"kubectl delete pod,secret,pvc,pv -n {namespace} -l {ID_LABEL}={container}"
+    )
 
 
 def _trim(kept: bytearray) -> None:

@@ -250,6 +250,10 @@ class CaasStore:
         """Return those that are to be deleted."""
         return self._ids(_of.deleting == 1)
 
+    def list_ids(self) -> list[str]:
+        """Return all ids that are stored, also of deleted containers."""
+        return [number for (number,) in self.database.read(sa.select(_of.id))]
+
     def _ids(self, *terms: sa.ColumnElement[bool]) -> list[str]:
         """Return ids alone: requests are as large as tenants like, and there are very many."""
         return [number for (number,) in self.database.read(sa.select(_of.id).where(_LIVE, *terms))]
