@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sqlite3
 import sys
 import threading
@@ -629,7 +630,10 @@ def test_a_file_is_copied_into_a_database_where_all_goes_on(
     cursor, last = before.list_containers("landon"), sql(tmp_path, "select seq from sqlite_sequence")[0][0]
     assert last > before.events.last()
     before.close()
-    assert main(["caas", "copy-store", "--store", str(tmp_path), "--to", url, "--json"]) == 0
+    words = ["caas", "copy-store", "--store", str(tmp_path)]
+    assert main([*words, "--reopen"]) == 0
+    assert "nothing has changed" in capsys.readouterr().out
+    assert main([*words, "--to", url, "--json"]) == 0
     names = [name for name in tables.metadata.tables if name != "meta"]
     told = json.loads(capsys.readouterr().out)
     assert told["rows"] == {name: sql(tmp_path, f"select count(*) from {name}")[0][0] for name in names}
@@ -643,6 +647,21 @@ def test_a_file_is_copied_into_a_database_where_all_goes_on(
     add(after)
     assert after.events.last() == last + 1
     after.close()
+    # the file is out of date from now on
+    for serving in (True, False):
+        with pytest.raises(HostError, match=f"it was copied to postgresql://.*/{name_of(url)}") as refused:
+            CaasStore(str(tmp_path), serving, lambda: now[0], create=False)
+    assert main(shlex.split(refused.value.hint.partition("same: ocigpu ")[2])) == 0
+    assert "can use the file again" in capsys.readouterr().out
+    store_of(tmp_path, now).close()
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--to", "postgresql:///x", "--reopen"], ["--reopen", "--store", "postgresql:///x"]]
+)
+def test_a_copy_needs_one_aim(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["caas", "copy-store", *words]) == 2
+    assert "--reopen is needed" in (told := capsys.readouterr().err) or "only a SQLite file" in told
 
 
 def test_a_database_that_is_not_empty_or_in_use_gets_nothing(
@@ -656,6 +675,8 @@ def test_a_database_that_is_not_empty_or_in_use_gets_nothing(
     fill(file, now)
     assert main(words) == 1
     assert "another service uses it" in capsys.readouterr().err
+    assert main([*words[:-1], "postgresql://u:s3cret@localhost/x"]) == 1
+    assert "a password on the command line" in capsys.readouterr().err
     file.close()
     replica = CaasStore(url)
     held = replica.hold()

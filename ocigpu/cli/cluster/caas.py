@@ -102,16 +102,21 @@ def admin_key_command(store: str = "/var/lib/ocigpu/caas", label: str = "") -> "
     print(key)
 
 
-def copy_store_command(to: str = "", store: str = "/var/lib/ocigpu/caas") -> "show.Answer":
-    if not to:
-        raise UsageError("--to URL is needed")
+def copy_store_command(to: str = "", store: str = "/var/lib/ocigpu/caas", reopen: bool = False) -> "show.Answer":
+    if bool(to) == reopen:
+        raise UsageError("one of --to URL and --reopen is needed")
     if "://" in store:
         raise UsageError("--store names a directory here: only a SQLite file is copied")
     with needing("the store needs packages that are not installed", "OCIGPU-CAAS-1", "tenants"):
         import ocigpu.tenants.service.store  # noqa: F401 - whether it can be
     _need_database("://")
-    from ocigpu.tenants.service.store_copy import copy_store
+    from ocigpu.tenants.service.store_copy import copy_store, reopen_store
 
+    if reopen:
+        was = reopen_store(store)
+        yield {"reopened": was}
+        print("Services can use the file again." if was else "The file was not copied; nothing has changed.")
+        return
     counts = copy_store(store, to)
     yield {"rows": counts, "compared": sum(counts.values())}
     show.table(("table", "rows"), [[name, str(count)] for name, count in counts.items()])

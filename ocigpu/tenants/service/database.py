@@ -10,6 +10,7 @@ import abc
 import contextlib
 import os
 import secrets
+import shlex
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,11 @@ from ocigpu.tenants.service import tables
 FILE = "caas.sqlite"
 _LAST_NUMBERED = 3
 """The last version whose files have their number in user_version; from then on they have a table of Alembic's."""
+
+MOVED = "moved"
+"""The name in ``meta`` of the place that a file was copied to."""
+_MOVED = sa.select(tables.meta.c.value).where(tables.meta.c.name == MOVED)
+_FORGET_MOVED = sa.delete(tables.meta).where(tables.meta.c.name == MOVED)
 
 
 class KeepingLostError(Exception):
@@ -144,14 +150,15 @@ class Database(abc.ABC):
 class SqliteDatabase(Database):
     """A file in a directory.  ``serving``: no other process may open it for serving meanwhile.
 
-    API keys may be made beside it.  Raises HostError (OCIGPU-CAAS-1) if the file cannot be opened, is of a newer
-    version, or is being served.
+    API keys may be made beside it.  ``moved``: open it even if it was copied into another database, which has been
+    changed since.  Raises HostError (OCIGPU-CAAS-1) if the file cannot be opened, is of a newer version, is being
+    served, or was copied.
     """
 
     _url = "sqlite://"
     _begin = ("begin immediate",)
 
-    def __init__(self, directory: str, serving: bool = False, create: bool = True) -> None:
+    def __init__(self, directory: str, serving: bool = False, create: bool = True, moved: bool = False) -> None:
         super().__init__(os.path.join(directory, FILE))
         if not create and not os.path.exists(self.place):
             raise no_store(self.place)
@@ -170,8 +177,25 @@ class SqliteDatabase(Database):
                 raise
             raise HostError("OCIGPU-CAAS-1", f"{self.place}: {error.strerror}") from error
         self._open()
+        if not moved and (rows := self.read(_MOVED)):
+            self.close()
+            to = rows[0][0].decode()
+            again = f"ocigpu caas copy-store --reopen --store {shlex.quote(directory)}"
+            hint = f"name that database with --store; to use this out-of-date file all the same: {again}"
+            raise HostError("OCIGPU-CAAS-1", f"{self.place}: it was copied to {to}, which services use since", hint)
         if serving:
             self.clean()
+
+    def note_moved(self, place: str) -> None:
+        """Record that the store was copied to another place: this file is out of date from now on."""
+        with self.change() as base:
+            base.execute(_FORGET_MOVED)
+            base.execute(sa.insert(tables.meta).values(name=MOVED, value=place.encode()))
+
+    def forget_moved(self) -> bool:
+        """Forget that the store was copied; returns whether it was."""
+        with self.change() as base:
+            return base.execute(_FORGET_MOVED).rowcount > 0
 
     def close(self) -> None:
         """Close the file and release its lock."""

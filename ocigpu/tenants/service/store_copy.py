@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 from ocigpu.core.errors import HostError
 from ocigpu.tenants.service import tables
 from ocigpu.tenants.service.database import FILE, Database, SqliteDatabase, cause_of
-from ocigpu.tenants.service.postgresql import PostgresDatabase
+from ocigpu.tenants.service.postgresql import PostgresDatabase, read_url
 
 ROWS = 16
 """Read at one time: a row has up to 4 MiB."""
@@ -20,23 +20,35 @@ def copy_store(directory: str, url: str) -> dict[str, int]:
     """Copy the store in a directory into the database at a URL; return the number of rows by table.
 
     Every row is read back and compared.  The source is locked meanwhile, and keeps its rows; its tables are brought to
-    this version.  Raises HostError (OCIGPU-CAAS-1), also if a service uses one of the two, or if the database has rows;
+    this version.  Afterwards it is marked, so that no service starts with it.  Raises HostError (OCIGPU-CAAS-1), also if a service uses one of the two, or if the database has rows;
     then it gets none.
     """
+    read_url(url)  # a password in it is told before anything else
     place = os.path.join(directory, FILE)
     if not os.path.exists(place):
         raise HostError(
             "OCIGPU-CAAS-1", f"{place}: does not exist", "--store names the directory of the service's store"
         )
-    source = SqliteDatabase(directory, serving=True)
+    source = SqliteDatabase(directory, serving=True, moved=True)
     try:
         target = PostgresDatabase(url)
         try:
-            return _copy(source, target)
+            counts = _copy(source, target)
+            source.note_moved(target.place)
+            return counts
         except DBAPIError as error:
             raise HostError("OCIGPU-CAAS-1", f"{place} to {target.place}: {cause_of(error)}", "") from error
         finally:
             target.close()
+    finally:
+        source.close()
+
+
+def reopen_store(directory: str) -> bool:
+    """Let services use a file again that was copied; returns whether one was.  Raises HostError (OCIGPU-CAAS-1)."""
+    source = SqliteDatabase(directory, serving=True, create=False, moved=True)
+    try:
+        return source.forget_moved()
     finally:
         source.close()
 
