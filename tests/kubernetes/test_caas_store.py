@@ -276,6 +276,29 @@ def test_one_tenancys_events_do_not_push_out_anothers(place: str, monkeypatch: p
     store.close()
 
 
+def test_events_say_what_to_bill_after_a_container_is_forgotten(place: str) -> None:
+    now = [ACCEPTED]
+    store = store_of(place, now)
+    made = add(store, gpus=4)
+    store.note_standing(made, ContainerStanding("running", started=ACCEPTED + 1))
+    ended = ContainerStanding("finished", "completed", started=ACCEPTED + 1, finished=ACCEPTED + 61)
+    now[0] += 3600  # the service was stopped meanwhile
+    store.note_standing(made, ended)
+    store.note_deleting(made)
+    store.note_gone(made)
+    while store.forget():
+        pass
+    assert store.find_any(made) is None
+    found = [(one.kind, one.tenancy, one.gpus, one.started, one.finished) for one in store.events.after(0)]
+    assert found == [
+        ("created", "landon", 4, None, None),
+        ("changed", "landon", 4, ACCEPTED + 1, None),
+        ("changed", "landon", 4, ACCEPTED + 1, ACCEPTED + 61),
+        ("deleted", "landon", 4, ACCEPTED + 1, ACCEPTED + 61),
+    ]
+    store.close()
+
+
 def sql(directory: Path, *statements: str) -> list[Any]:
     """Execute statements on the file of a store; returns the rows of the last one."""
     with contextlib.closing(sqlite3.connect(directory / FILE, isolation_level=None)) as base:
@@ -310,6 +333,7 @@ def test_a_file_of_a_version_before_is_read(tmp_path: Path, version: int) -> Non
     assert (found.request["gpus"], found.standing.finished, found.made) == (4, ACCEPTED + 5, True)
     assert (store.list_over(ACCEPTED + 6), store.list_over(ACCEPTED + 4)) == (["ctr_1"], [])
     assert store.database.secret == bytes.fromhex("00112233")
+    assert [event.gpus for event in store.events.after(0)] == [4]
     made = add(store, gpus=2)
     assert (store.waiting_gpus("landon"), store.events.after(1)[0].container) == (2, made)
     store.make_room("landon", 1)

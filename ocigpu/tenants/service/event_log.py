@@ -1,20 +1,23 @@
 """The events of containers in the service's store, numbered in their order."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from ocigpu.tenants.service.database import Database
 from ocigpu.tenants.service.lifecycle import ContainerStanding
-from ocigpu.tenants.service.tables import events
+from ocigpu.tenants.service.tables import containers, events
 
 MAX_EVENTS = 10_000
 """Of one tenancy."""
 
 
 class StoredEvent(NamedTuple):
-    """Something that happened to a container; ``id`` grows."""
+    """Something that happened to a container; ``id`` grows.
+
+    ``gpus``: 0 for an event of a version that did not store it; ``started``, ``finished``: of the container, if known.
+    """
 
     id: int
     at: float
@@ -24,6 +27,9 @@ class StoredEvent(NamedTuple):
     lifecycle: str
     reason: str
     detail: str
+    gpus: int
+    started: float | None
+    finished: float | None
 
 
 class EventLog:
@@ -33,9 +39,11 @@ class EventLog:
         self._database, self.clock = database, clock
 
     def note(self, base: sa.Connection, kind: str, container: str, tenancy: str, standing: ContainerStanding) -> None:
-        """Add an event, as part of the transaction that ``base`` is in; the oldest of many are deleted."""
-        values = {"at": self.clock(), "kind": kind, "container": container, "tenancy": tenancy}
-        values |= {"lifecycle": standing.lifecycle, "reason": standing.reason, "detail": standing.detail}
+        """Add an event of a stored container, in the transaction of ``base``; the oldest of many are deleted."""
+        values: dict[str, Any] = {"at": self.clock(), "kind": kind, "container": container, "tenancy": tenancy}
+        names = ("lifecycle", "reason", "detail", "started", "finished")
+        values |= {name: getattr(standing, name) for name in names}
+        values["gpus"] = sa.select(containers.c.gpus).where(containers.c.id == container).scalar_subquery()
         (number,) = base.execute(sa.insert(events).values(**values)).inserted_primary_key or (0,)
         if number % 100 == 0:
             own = events.c.tenancy == tenancy

@@ -13,7 +13,7 @@ from ocigpu.tenants.service import models
 from ocigpu.tenants.service.containers import find_container, view
 from ocigpu.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.tenants.service.event_log import StoredEvent
-from ocigpu.tenants.service.lifecycle import write_time
+from ocigpu.tenants.service.lifecycle import write_time_of
 from ocigpu.tenants.service.parameters import After, Cursor, LastEvent, Limit, TenancyName
 from ocigpu.tenants.service.problems import Refusal
 from ocigpu.tenants.service.reconciler import wait_at_most
@@ -78,7 +78,8 @@ async def _events(request: ApiRequest, last: int, tenancy: str, container: str =
 
 def view_event(event: StoredEvent) -> models.EventView:
     """Return an event as its reader sees it."""
-    return models.EventView(**{**event._asdict(), "at": write_time(event.at)})
+    times = {name: write_time_of(getattr(event, name)) for name in ("at", "started", "finished")}
+    return models.EventView(**{**event._asdict(), **times})
 
 
 async def show_overview(request: ApiRequest) -> models.OverviewView | Response:

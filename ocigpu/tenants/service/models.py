@@ -214,7 +214,10 @@ class ContainerList(_Model):
 
 
 class EventView(_Model):
-    """Something that happened to a container; ``id`` grows."""
+    """Something that happened to a container; ``id`` grows.
+
+    ``gpus``: of the container; ``started``, ``finished``: when it began and ended to run, as far as this is known.
+    """
 
     id: int
     at: str
@@ -224,6 +227,9 @@ class EventView(_Model):
     lifecycle: str
     reason: str
     detail: str
+    gpus: int
+    started: str | None
+    finished: str | None
 
 
 class EventList(_Model):

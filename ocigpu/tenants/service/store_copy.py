@@ -20,8 +20,8 @@ def copy_store(directory: str, url: str) -> dict[str, int]:
     """Copy the store in a directory into the database at a URL; return the number of rows by table.
 
     Every row is read back and compared.  The source is locked meanwhile, and keeps its rows; its tables are brought to
-    this version.  Afterwards it is marked, so that no service starts with it.  Raises HostError (OCIGPU-CAAS-1), also if a service uses one of the two, or if the database has rows;
-    then it gets none.
+    this version.  Afterwards it is marked, so that no service starts with it.  Raises SettingsError and HostError
+    (OCIGPU-CAAS-1), also if a service uses one of the two, or if the database has rows; then it gets none.
     """
     read_url(url)  # a password in it is told before anything else
     place = os.path.join(directory, FILE)

@@ -4,7 +4,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-REVISION = "4"
+REVISION = "5"
 """The newest revision in ``migrations/versions``."""
 
 
@@ -68,6 +68,9 @@ events = sa.Table(
         sa.Column(name, Words, nullable=False)
         for name in ("kind", "container", "tenancy", "lifecycle", "reason", "detail")
     ),
+    sa.Column("gpus", sa.Integer, nullable=False, server_default=sa.text("0")),
+    sa.Column("started", SECONDS),
+    sa.Column("finished", SECONDS),
     sqlite_autoincrement=True,
 )
 sa.Index("of_container", events.c.container, events.c.id)
