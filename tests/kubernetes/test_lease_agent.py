@@ -13,7 +13,7 @@ from ocigpu.core.errors import OcigpuError
 from ocigpu.gpus.nvidia.fabric.partitions import UNLINKED, choose_offer, choose_partition
 from ocigpu.gpus.vfio.facts import GroupMembers
 from ocigpu.kubernetes.leases.gate import LeaseGate
-from ocigpu.kubernetes.leases.lease import LeaseEvent, LeaseEventKind, Phase, describe
+from ocigpu.kubernetes.leases.lease import NO_KUBELET, LeaseEvent, LeaseEventKind, Phase, describe
 from ocigpu.kubernetes.node.devices import PluginDevice, Resource
 
 PAIR = (GPUS[0], GPUS[2])
@@ -207,8 +207,18 @@ def test_the_kubelet_is_silent_for_an_hour(world: World) -> None:
     world.run(agent, 1800, 10)
     assert agent.journal.leases[GPUS[0]].phase is Phase.RECLAIMING
     assert sum("UNAVAILABLE" in line for line in world.log.lines) == 1
-    world.kubelet = {}
+    assert NO_KUBELET in refusal(world, GPUS[0])
+    written = agent.journal.number
+    world.run(agent, 600, 10)
+    assert agent.journal.number == written, "it is written down once"
     assert pods
+    world.kubelet = pods
+    world.run(agent, 20)
+    assert NO_KUBELET not in refusal(world, GPUS[0])
+    world.kubelet = None
+    world.run(agent, 20)
+    assert NO_KUBELET in refusal(world, GPUS[0])
+    world.kubelet = {}
     world.run_until(agent, GPUS[:1], Phase.FREE)
 
 

@@ -15,6 +15,8 @@ from ocigpu.kubernetes.cluster.names import POD_RESOURCES_SOCKET
 from ocigpu.kubernetes.leases.history import show_history
 from ocigpu.kubernetes.leases.journal import LeaseJournal, journal_directory
 from ocigpu.kubernetes.leases.lease import (
+    NO_KUBELET,
+    OVER,
     Lease,
     LeaseEvent,
     LeaseEventKind,
@@ -56,10 +58,15 @@ def list_command(journal: LeaseJournal) -> "show.Answer":
     leases = [lease for _, lease in sorted(journal.refresh().items())]
     yield {"leases": [_data(lease, journal) for lease in leases]}
     rows = [
-        (each.gpu, str(each.phase), str(each.generation), _pod(each), each.sick_reason or each.reason, each.detail)
+        (each.gpu, str(each.phase), str(each.generation), _pod(each), each.sick_reason or each.reason, _detail(each))
         for each in leases
     ]
     show.table(("gpu", "phase", "generation", "pod", "reason", "detail"), rows)
+
+
+def _detail(lease: Lease) -> str:
+    """Return the detail: why it will be quarantined outlasts what a phase or an agent's start forgets."""
+    return lease.detail or lease.sick.partition(": ")[2]
 
 
 def _pod(lease: Lease) -> str:
@@ -89,6 +96,8 @@ def _next(lease: Lease, other: str) -> tuple[tuple[str, str], ...]:
     if lease.phase in (Phase.QUARANTINED, Phase.MAINTENANCE):
         act = f"an operator: ocigpu lease release {lease.gpu} --generation {lease.generation}"
         return ("waits for", act), ("then", "reset and check, then Free")
+    if not other and lease.phase is Phase.RECLAIMING and OVER not in lease.proofs:
+        other = NO_KUBELET if lease.detail == NO_KUBELET else "the end of its pod, which the kubelet reports"
     then = f"Quarantined ({lease.sick})" if lease.sick else "Maintenance" if lease.maintenance else "as usual"
     return ("waits for", other or "no other GPU"), ("then", then)
 

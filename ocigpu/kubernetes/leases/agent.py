@@ -129,6 +129,8 @@ class NodeAgent:
         )
         with_pods = [gpu for gpu, each in self.journal.leases.items() if each.phase in _WITH_PODS]
         pods = self._ask("pods", self._hands.pods, None) if with_pods else None
+        if pods is None:
+            self._tell_several(dict.fromkeys(with_pods, LeaseEvent(LeaseEventKind.PODS_UNKNOWN)))
         absent = [] if pods is None else [gpu for gpu in with_pods if gpu not in pods]
         self._absent = {gpu: self._absent.get(gpu, now) for gpu in absent}
         seen = {gpu: LeaseEvent(LeaseEventKind.POD_SEEN, holder=pods[gpu]) for gpu in with_pods if pods and gpu in pods}

@@ -1,7 +1,8 @@
 """The history of each GPU, from the journal's lines, in the form that operators show to auditors.
 
 The form is that of NVIDIA/ai-cloud-validation 1207cb7 (its test of sanitising): per machine the state now, the tenant
-served last, and the transitions in_use, sanitizing, available.
+served last, and the transitions in_use, sanitizing, available.  A decision to quarantine a GPU later, or to keep it for
+maintenance, is a transition from a state to the same one.
 """
 
 from collections.abc import Iterable
@@ -55,7 +56,9 @@ def _note(machine: dict[str, Any], record: Recorded, before: Lease | None, lease
         machine["sanitized"] = False
     machine |= {"status": state, "generation": lease.generation}
     machine["stale_tenant_binding"] = state == "available" and lease.holder is not None
-    if before is None or before.phase is not lease.phase:
+    intent = lease.sick or lease.maintenance
+    decided = before is not None and before.phase is lease.phase and intent != (before.sick or before.maintenance)
+    if before is None or before.phase is not lease.phase or decided:
         machine["transitions"].append(
             {
                 "time": record.time,
@@ -65,7 +68,7 @@ def _note(machine: dict[str, Any], record: Recorded, before: Lease | None, lease
                 "generation": lease.generation,
                 "tenant": (lease.holder.tenancy or lease.holder.namespace) if lease.holder else "",
                 "cause": record.cause,
-                "reason": lease.reason,
+                "reason": (decided and intent.partition(":")[0]) or lease.reason,
                 "detail": lease.detail,
             }
         )

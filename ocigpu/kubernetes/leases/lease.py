@@ -53,6 +53,10 @@ STUCK = {IDLE: "HolderStuck", RESET: "ResetFailed", OFF: "PartitionStuck"}
 """Reasons of a quarantine, by the proof that did not come in time."""
 
 
+NO_KUBELET = "the kubelet does not report its pods"
+"""Detail of a lease that waits for it; the agent's log has the error."""
+
+
 class Effect(StrEnum):
     """What the node has to do for a lease in its state; each may be done twice."""
 
@@ -126,6 +130,7 @@ class LeaseEventKind(StrEnum):
     HOLDERS = "holders"
     POD_SEEN = "pod-seen"
     POD_OVER = "pod-over"
+    PODS_UNKNOWN = "pods-unknown"
     PARTITION_ON = "partition-on"
     PARTITION_OFF = "partition-off"
     PARTITION_FAILED = "partition-failed"
@@ -405,6 +410,7 @@ def _not_held(lease: Lease, now: float) -> Lease:
 
 def _pod_seen(lease: Lease, event: LeaseEvent, _now: float) -> Lease:
     if lease.phase is Phase.RECLAIMING and RESET not in lease.proofs:
+        lease = _with_kubelet(lease)
         return lease if OVER not in lease.proofs else replace(_without(lease, OVER), timer=-1.0)
     if lease.phase not in (Phase.UNKNOWN, Phase.RESERVED, Phase.LEASED) or event.holder is None:
         return lease
@@ -426,8 +432,18 @@ def _pod_over(lease: Lease, event: LeaseEvent, now: float) -> Lease:
     if lease.phase in (Phase.RESERVED, Phase.LEASED):
         return _reclaim(lease, now, "PodEnded", proofs=(OVER,))
     if lease.phase is Phase.RECLAIMING and OVER not in lease.proofs:
-        return _prove(lease, OVER, now, lease.detail)
+        return _prove(lease, OVER, now, _with_kubelet(lease).detail)
     return lease
+
+
+def _pods_unknown(lease: Lease, _event: LeaseEvent, _now: float) -> Lease:
+    """Nobody can say whether its pod is over; other details stay, so that the two do not take turns in the journal."""
+    waits = lease.phase is Phase.RECLAIMING and OVER not in lease.proofs
+    return replace(lease, detail=NO_KUBELET) if waits and not lease.detail else lease
+
+
+def _with_kubelet(lease: Lease) -> Lease:
+    return replace(lease, detail="") if lease.detail == NO_KUBELET else lease
 
 
 def _partition_on(lease: Lease, event: LeaseEvent, now: float) -> Lease:
@@ -524,6 +540,7 @@ _HANDLERS: Mapping[LeaseEventKind, Callable[[Lease, LeaseEvent, float], Lease]] 
     LeaseEventKind.HOLDERS: _holders,
     LeaseEventKind.POD_SEEN: _pod_seen,
     LeaseEventKind.POD_OVER: _pod_over,
+    LeaseEventKind.PODS_UNKNOWN: _pods_unknown,
     LeaseEventKind.PARTITION_ON: _partition_on,
     LeaseEventKind.PARTITION_OFF: _partition_off,
     LeaseEventKind.PARTITION_FAILED: _partition_failed,
