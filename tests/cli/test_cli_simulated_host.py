@@ -63,6 +63,15 @@ def test_refresh_says_what_is_kept_for_the_next_start(
     assert json.loads(run_there("refresh", "--json")[1])["kept"] is False
 
 
+def test_a_directory_without_a_board_controller_serves_none(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    status, _, err = run("sim", "bmc", tmp_path / "empty")
+    assert status == 1
+    assert f"{tmp_path}/empty: has no redfish.json" in err
+    assert "hint: ocigpu sim create DIR --driver none" in err
+    assert not list((tmp_path / "empty").iterdir())
+
+
 @pytest.mark.parametrize("command", ["show", "remove"])
 def test_sim_leaves_a_directory_alone_that_it_did_not_make(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "precious").touch()

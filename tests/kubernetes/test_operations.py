@@ -141,6 +141,10 @@ def test_backup_restore_and_a_leaked_key(tmp_path: Path) -> None:
         operator.places |= {"3f9a0c41d27b": key.split("_")[1], "ctr_06g1r8yvw3k5h2q7c4x9m0b8dt": third}
         for each in part("A leaked key"):
             operator.type(each)
+        night = re.findall(r"\| `((?:kubectl exec|kubectl logs|ocigpu) [^`]*)` \|", PAGE.split("## At 3 a.m.")[1])
+        assert len(night) == 4
+        for command in night:
+            operator.type(Typed(command, ""))
         assert lab.ask("GET", "/v1/containers", key).status == 401
         assert lab.cluster.get("Tenancy", "landon")["spec"]["suspended"]
         wait_for("the end of the thief's container", lambda: lab.show(lab.admin, third).get("code") == "not_found")
@@ -189,3 +193,6 @@ def test_labels_and_names_of_the_night_are_those_of_the_manifests() -> None:
     (restore,) = [yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.S | re.M) if "Pod" in one]
     (claim,) = [one["metadata"]["name"] for one in there if one["kind"] == "PersistentVolumeClaim"]
     assert restore["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim
+    (name, patch) = re.findall(r"`kubectl patch pvc (\S+) -n ocigpu -p '(.*?)'`", PAGE)[0]
+    assert name == claim
+    assert yaml.safe_load(patch)["spec"]["resources"]["requests"] == {"storage": "51Gi"}
