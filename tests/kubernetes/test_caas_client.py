@@ -186,6 +186,16 @@ def test_keys(lab: Lab, caas: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (ended["id"], ended["revoked"]) == (made["id"], True)
     assert "credential_invalid" in (error := caas("list")[2])
     assert "hint: set OCIGPU_CAAS_KEY" in error
+    assert caas("keys", "create", "--tenancy", "landno", *admin)[2] == 'note: no tenancy is named "landno" yet\n'
+    # the last admin key, by itself
+    for one in json.loads(caas("keys", "list", "--json", *admin)[1])["keys"]:
+        own = (tmp_path / "admin").read_text().split("_")[1]
+        if "admin" in one["scopes"] and one["id"] != own:
+            assert "note" not in caas("keys", "revoke", one["id"], *admin)[2]
+    assert (
+        "the last admin key; to create one, where the service runs: ocigpu caas admin-key"
+        in (caas("keys", "revoke", own, *admin)[2])
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from support.process import run, wait_for
 from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.tenants.service.auth import OidcOptions, TokenReader
-from ocigpu.tenants.service.cluster import ClusterClient
+from ocigpu.tenants.service.cluster import ClusterClient, ClusterError
 from ocigpu.tenants.service.endpoints import ENDPOINTS, problems_of
 from ocigpu.tenants.service.intake import MAX_BODY
 from ocigpu.tenants.service.models import LINKED, UNLINKED
@@ -385,7 +385,8 @@ def test_other_tenancies_things_are_not_there(lab: Lab, key: str) -> None:
         assert (answer.status, answer.body["code"]) == (404, "not_found")
         assert answer.body.keys() == nothing.body.keys()
     assert made not in json.dumps(lab.ask("GET", f"{PATH}?limit=200", key).body)
-    assert lab.ask("GET", f"{PATH}?tenancy=other", key).body["code"] == "tenancy_mismatch"
+    refused = lab.ask("GET", f"{PATH}?tenancy=other", key).body
+    assert (refused["code"], refused["detail"][:24]) == ("tenancy_mismatch", 'the request names "other')
     assert made in json.dumps(lab.ask("GET", f"{PATH}?limit=200&tenancy=other", lab.admin).body)
 
 
@@ -686,13 +687,22 @@ def test_whatever_a_provider_answers_is_a_refusal(known: Any, keys: Any) -> None
 # a cluster that fails
 
 
-def test_a_cluster_that_does_not_answer_is_told_and_nothing_is_made(lab: Lab, key: str) -> None:
+def test_a_cluster_that_does_not_answer_is_told_and_nothing_is_made(
+    lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = len(lab.server.store.list_containers("landon", limit=1000))
     for status in (0, 500):
         lab.cluster.fail(1, status, "GET", "/tenancies/")
         answer = lab.ask("POST", PATH, key, SEED)
         assert (answer.status, answer.body["code"]) == (503, "cluster_unavailable")
         assert "retry-after" in answer.headers
+    away = AsyncMock(side_effect=ClusterError(0, "Connect call failed ('127.0.0.1', 6443)"))
+    monkeypatch.setattr(lab.server.reconciler.cluster, "read_tenancy", away)
+    lab.lines.clear()
+    answer = lab.ask("POST", PATH, key, SEED)
+    assert answer.body["code"] == "cluster_unavailable"
+    assert answer.body["detail"] == answer.body["title"], "the address of the API server is not a tenant's affair"
+    assert [text for _, text in lab.lines if text.startswith("create_container: Connect call failed")]
     assert len(lab.server.store.list_containers("landon", limit=1000)) == before
 
 

@@ -28,7 +28,7 @@ from ocigpu.cli.front.main import main
 from ocigpu.core.errors import HostError
 from ocigpu.tenants.service import migrations, tables
 from ocigpu.tenants.service.containers import view
-from ocigpu.tenants.service.database import FILE
+from ocigpu.tenants.service.database import FILE, cause_of
 from ocigpu.tenants.service.lifecycle import ContainerStanding
 from ocigpu.tenants.service.store import (
     MAX_FORGOTTEN,
@@ -608,6 +608,12 @@ def test_a_wrong_url_is_told_without_its_password(url: str, words: str, capsys: 
     assert words in told
     assert "OCIGPU-CAAS-1" in told
     assert "s3cret" not in told
+
+
+def test_a_login_that_is_refused_twice_is_told_once() -> None:
+    """Libpq tries again without TLS, unless sslmode forbids it."""
+    said = 'connection to server at "127.0.0.1", port 5432 failed: FATAL:  password authentication failed for user "u"'
+    assert cause_of(Exception(f"connection failed: {said}\n{said}")) == " ".join(said.split())
 
 
 def test_a_key_is_made_beside_services_and_not_in_a_database_without(

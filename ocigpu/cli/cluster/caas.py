@@ -338,6 +338,8 @@ def keys_create_command(
     made = client.ask("POST", "/v1/keys", {name: value for name, value in wanted.items() if value})
     yield made
     show.foreign(str(made["key"]))
+    if made.get("note"):
+        print(printable(f"note: {made['note']}"), file=sys.stderr)
 
 
 @takes(connect)
@@ -353,5 +355,10 @@ def keys_list_command(client: CaasClient) -> "show.Answer":
 def keys_revoke_command(client: CaasClient, key: str) -> "show.Answer":
     from urllib.parse import quote
 
+    is_own = client.ask("GET", "/v1/me")["actor"] == f"key:{key}"
+    others = [one for one in _pages(client, "/v1/keys")[0] if one["id"] != key and not one["revoked"]] if is_own else []
     client.ask("DELETE", f"/v1/keys/{quote(key, safe='')}")
     yield {"id": key, "revoked": True}
+    if is_own and not any("admin" in one["scopes"] for one in others):
+        text = "that was the last admin key; to create one, where the service runs: ocigpu caas admin-key"
+        print(f"note: {text}", file=sys.stderr)

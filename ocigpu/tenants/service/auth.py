@@ -58,13 +58,13 @@ class Principal(NamedTuple):
             raise Refusal("scope_missing", f"scope {scope} is needed: {SCOPES[scope]}")
 
     def choose_tenancy(self, named: str | None) -> str:
-        """Return the tenancy of a request whose body names one, or none; raises Refusal."""
+        """Return the tenancy of a request that names one, or none; raises Refusal."""
         if self.tenancy is None:
             if not named:
                 raise Refusal("tenancy_missing")
             return named
         if named and named != self.tenancy:
-            raise Refusal("tenancy_mismatch", f"the body names {quoted(named)}, the credential is of {self.tenancy}")
+            raise Refusal("tenancy_mismatch", f"the request names {quoted(named)}, the credential is of {self.tenancy}")
         return self.tenancy
 
     def narrow(self, named: str) -> str:

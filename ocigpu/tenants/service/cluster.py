@@ -73,6 +73,11 @@ class ClusterError(Exception):
         self.status, self.message = status, printable(message, 500)
 
     @property
+    def shown(self) -> str:
+        """What a tenant may read of it: without an answer, the message names the API server's address."""
+        return self.message if self.status else ""
+
+    @property
     def passing(self) -> bool:
         """Whether the same request may be answered later."""
         return may_pass(self.status)

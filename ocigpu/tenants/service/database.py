@@ -235,9 +235,10 @@ class SqliteDatabase(Database):
 
 
 def cause_of(error: Exception) -> str:
-    """Return the cause of a database's error, on one line."""
+    """Return the cause of a database's error, on one line; what libpq says of each of its attempts, once."""
     text = error.strerror if isinstance(error, OSError) else str(getattr(error, "orig", error))
-    return printable(" ".join((text or "").split()), 400)
+    lines = dict.fromkeys(line.removeprefix("connection failed: ") for line in (text or "").splitlines())
+    return printable(" ".join(" ".join(lines).split()), 400)
 
 
 def no_store(place: str) -> HostError:

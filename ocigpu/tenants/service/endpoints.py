@@ -100,7 +100,7 @@ ENDPOINTS = (
         waits=True,
     ),
     Endpoint("GET", "/v1/me", keys.show_identity, "", "Show whose credential this is"),
-    Endpoint("POST", "/v1/keys", keys.create_key, "admin", "Create an API key", status=201),
+    Endpoint("POST", "/v1/keys", keys.create_key, "admin", "Create an API key", status=201, waits=True),
     Endpoint("GET", "/v1/keys", keys.list_keys, "admin", "List API keys", problems=("cursor_invalid",)),
     Endpoint(
         "DELETE", "/v1/keys/{id}", keys.revoke_key, "admin", "Revoke an API key immediately", status=204,

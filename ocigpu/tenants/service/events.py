@@ -15,7 +15,7 @@ from ocigpu.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.tenants.service.event_log import StoredEvent
 from ocigpu.tenants.service.lifecycle import write_time_of
 from ocigpu.tenants.service.parameters import After, Cursor, LastEvent, Limit, TenancyName
-from ocigpu.tenants.service.problems import Refusal
+from ocigpu.tenants.service.problems import PROBLEMS, Refusal
 from ocigpu.tenants.service.reconciler import wait_at_most
 from ocigpu.tenants.service.request import KEEP_ALIVE, ApiRequest
 
@@ -92,8 +92,9 @@ def make_overview(request: ApiRequest) -> models.OverviewView:
     who, service = request.principal, request.service
     sees, mine = who.may("fleet:read"), who.tenancy or ""
     found = service.store.list_containers(mine, limit=service.store.fit(mine, limit=MAX_SHOWN))
-    problems = [service.reconciler.problem]
-    problems += [*service.fleet.problems, service.reconciler.unknown] if sees else []
+    problems = [service.reconciler.problem, *service.fleet.problems, service.reconciler.unknown]
+    if not sees:  # they name the API server's address
+        problems = [PROBLEMS["cluster_unavailable"].title if service.reconciler.problem else ""]
     return models.OverviewView(
         nodes=service.fleet.view() if sees else None,
         containers=[view(one) for one in found],

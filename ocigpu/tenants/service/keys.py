@@ -1,10 +1,13 @@
 """API keys over HTTP, for admins, and whose credential a request has."""
 
+import contextlib
+
 from starlette.responses import Response
 
 from ocigpu.core.errors import quoted
 from ocigpu.tenants.service import models
 from ocigpu.tenants.service.api_keys import ApiKey
+from ocigpu.tenants.service.cluster import ClusterError
 from ocigpu.tenants.service.cursors import make_cursor, read_cursor
 from ocigpu.tenants.service.lifecycle import write_time, write_time_of
 from ocigpu.tenants.service.parameters import Cursor, Limit
@@ -20,7 +23,12 @@ async def create_key(request: ApiRequest, wanted: models.KeyRequest) -> models.N
     expires = store.clock() + wanted.expires_seconds if wanted.expires_seconds else None
     key, kept = store.keys.add(wanted.tenancy, wanted.scopes, wanted.label, expires)
     request.known.update(tenancy=wanted.tenancy, resource=f"/v1/keys/{kept.id}")
-    return models.NewKey(**view_key(kept).model_dump(), key=key)
+    note = ""
+    if wanted.tenancy:
+        with contextlib.suppress(ClusterError, Refusal):  # then nobody knows
+            if await request.service.reconciler.cluster.read_tenancy(wanted.tenancy) is None:
+                note = f"no tenancy is named {quoted(wanted.tenancy)} yet"
+    return models.NewKey(**view_key(kept).model_dump(), key=key, note=note)
 
 
 async def list_keys(request: ApiRequest, limit: Limit = 50, cursor: Cursor = "") -> models.KeyList:

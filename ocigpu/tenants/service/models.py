@@ -324,9 +324,13 @@ class KeyView(_Model):
 
 
 class NewKey(KeyView):
-    """A key that was just made: ``key`` is shown this once, the service keeps a hash of it."""
+    """A key that was just made: ``key`` is shown this once, the service keeps a hash of it.
+
+    ``note``: what may be a mistake, "" for nothing.
+    """
 
     key: str
+    note: str
 
 
 class KeyList(_Model):

@@ -293,7 +293,7 @@ class Reconciler:
             again = self._pause(container)
             self.log.once("cluster", "warning", f"{container}: {error.message}", container=container)
             if not found.made and not found.deleting:
-                await self._note(container, ContainerStanding("accepted", "cluster_unavailable", error.message))
+                await self._note(container, ContainerStanding("accepted", "cluster_unavailable", error.shown))
         except (DBAPIError, KeepingLostError):
             raise
         except Exception as error:  # noqa: BLE001 - an error with one container must not stop the others

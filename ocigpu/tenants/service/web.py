@@ -112,7 +112,8 @@ class Api:
             answer = await self.answer(endpoint, request, known)
             result = str(answer.status_code)
         except ClusterError as error:
-            problem = Refusal("cluster_unavailable", error.message, retry_after=RETRY)
+            self._log.once("requests", "warning", f"{endpoint.name}: {error.message}", request_id=request_id)
+            problem = Refusal("cluster_unavailable", error.shown, retry_after=RETRY)
             answer, result = _refuse(problem, request_id), problem.code
         except Refusal as problem:
             answer, result = _refuse(problem, request_id), problem.code
