@@ -216,6 +216,8 @@ def test_only_daemons_may_request_a_daemons_device(rack: Rack, kind: str, severa
     with pytest.raises(Problem, match="is for the daemons of ComputeDomains, in the namespace gpu"):
         rack.cluster.create(document)
     rack.cluster.create({**document, "metadata": {"name": "x", "namespace": SPACE}})
+    spec = {"spec": {}} if kind == "ResourceClaimTemplate" else {}
+    assert rack.cluster.create({**document, "metadata": {"name": "none", "namespace": "team"}, "spec": spec})
 
 
 # a node that goes

@@ -575,6 +575,11 @@ class Cluster:
         elif kind.kind == "ResourceQuota":
             hard = document.get("spec", {}).get("hard", {})
             document["status"] = {"hard": dict(hard), "used": dict.fromkeys(hard, "0")}
+        elif kind.kind in ("ResourceClaim", "ResourceClaimTemplate"):
+            # a list that is never left out: null where there is none
+            spec = document.setdefault("spec", {})
+            claim = spec.setdefault("spec", {}) if kind.kind == "ResourceClaimTemplate" else spec
+            claim.setdefault("devices", {}).setdefault("requests", None)
         elif kind.kind == "CustomResourceDefinition":
             self._define(document)
 
