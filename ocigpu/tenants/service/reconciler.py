@@ -497,7 +497,7 @@ class Reconciler:
         unknown = [one for one in pods if one["metadata"]["labels"][ID_LABEL] not in known]
         self.log.new("unknown", "warning", [tell_unknown(one, self.options.resource) for one in unknown])
         gpus = sum(gpus_of(one, self.options.resource) for one in unknown)
-        self.unknown = f"{len(unknown)} pods with {gpus} GPUs are unknown to the store: see the log" if unknown else ""
+        self.unknown = f"pods unknown to the store: {len(unknown)}, with {gpus} GPUs; see the log" if unknown else ""
 
     async def _look_at_tenancies(self) -> None:
         for name in await self._do(self.store.list_tenancies):
