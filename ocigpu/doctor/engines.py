@@ -250,19 +250,22 @@ def check_problems(host: Host) -> list[Finding]:
 
 
 def _why_dockerd_refuses(host: Host, status: EngineStatus) -> str:
-    """Return why a dockerd that does not run would not start, in its words; "" if it would, or if it is not asked.
+    """Return why dockerd would not start with its file, in its words; "" if it would, or if it is not asked.
 
-    Its unit's options count, which may contradict the file; from Docker 23 on it checks itself without starting.
+    One that runs may have started with an earlier file.  The options of its unit count, which may contradict the file;
+    without systemd the file alone is checked.  From Docker 23 on it checks itself without starting.
     """
-    ready = status.engine == "docker" and not status.flavour and not status.problems and not status.default_missing
-    if not (ready and does_run(host, status) is False and is_from(release_of(host, "docker"), 23)) or os.geteuid():
+    ready = status.engine == "docker" and not status.flavour and not status.problems and host.live
+    if not (ready and host.exists(status.target) and is_from(release_of(host, "docker"), 23)) or os.geteuid():
         return ""
     words = read_words("docker")
-    if not words or os.path.basename(words[0]) != "dockerd":  # a unit of somebody's own
-        return ""
+    if not words or os.path.basename(words[0]) != "dockerd":  # no systemd, or a unit of somebody's own
+        words = [places.find_program("/", places.PROGRAMS["docker"]), "--config-file", status.target]
     with suppress(OSError):
         done = run_program([*words, "--validate"], VALIDATE_SECONDS)
         said = done.last_line.partition(f" with file {status.target}: ")[2] if done.status else ""
+        if status.default_missing and "default runtime" in said:  # see engine-default-missing
+            return ""
         return said and f"{status.target}: {said}"
     return ""
 

@@ -3,8 +3,10 @@
 import os
 import re
 import shlex
+import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
@@ -12,10 +14,11 @@ from typing import Any
 from ocigpu.core.errors import OcigpuError, find_near
 from ocigpu.doctor.files import put_away
 from ocigpu.doctor.findings import KNOWN
-from ocigpu.engines import json_text
+from ocigpu.engines import checker, json_text
 from ocigpu.engines.document import look_up
 from ocigpu.engines.places import is_json, parse_config
 from ocigpu.engines.status import CRI_NAMES
+from ocigpu.system.programs import run_program
 
 NEWLINE = "\n"
 MAX_REPAIRS = 4
@@ -23,11 +26,14 @@ MAX_REPAIRS = 4
 _STRING_OR_COMMA = re.compile(r'"(?:\\.|[^"\\])*(?:"|\Z)|,(?=\s*[}\]])')
 _NO_TABLE = re.compile(r": runtimes\.([\w.-]+) is not a table")
 MAX_MISTAKES = 32
+SECONDS = 10.0
 _CLOSERS = {"{": "}", "[": "]"}
 _STRING_OR_BRACKET = re.compile(r'"(?:\\.|[^"\\])*(?:"|\Z)|[{}\[\]]')
+_OF_TABLES = frozenset({"builder", "default-ulimits", "features", "log-opts", "proxies", "runtimes"})
 _QUOTES = "\u201c\u201d\u201e"
 _ENDS = '"}]'
 _PLACE = re.compile(r"\(char (\d+)\)")
+_VALUE = re.compile(r"\s*:\s*(\S)")
 _BOTH = re.compile(r"([\w-]+): \(from flag: ")
 _UNKNOWN = re.compile(r"directives don't match any configuration option: (.*)")
 _LINE = re.compile(r"at line (\d+)")
@@ -87,7 +93,7 @@ def _find_error(text: str, check: Callable[[str], object]) -> str:
     """Return why a text cannot be used, "" if it can."""
     try:
         check(text)
-    except (ValueError, RecursionError, OcigpuError) as error:
+    except (ValueError, RecursionError, OSError, OcigpuError) as error:
         return str(error) or type(error).__name__
     return ""
 
@@ -95,11 +101,67 @@ def _find_error(text: str, check: Callable[[str], object]) -> str:
 def find_config_repair(found: str, path: str, text: str, problem: str) -> str:
     """Return the command that corrects what a problem of an engine's file says, "" for none.
 
-    ``found``: the file on this machine, as of :func:`find_repair`; ``path``: as the engine names it.
+    ``found``: the file on this machine, as of :func:`find_repair`; ``path``: as the engine names it.  A command for
+    daemon.json was run on a copy, which has the keys where dockerd has them and which this machine's dockerd accepts.
     """
     if os.path.isdir(found):  # docker run -v PATH:... makes one of a file that does not exist
         return put_away(found)
-    if is_json(path, text) and (name := _NO_TABLE.search(problem)):
+    if not is_json(path, text):
+        return find_repair(found, text, partial(parse_config, path))
+    new = text
+    for _ in range(MAX_REPAIRS):
+        command = _find_json_repair(found, path, new, problem)
+        before, new = new, _try(command, new) if command else new
+        if new == before or _find_misplaced(new):
+            return ""
+        problem = _why_refused(found, path, new)
+        if not problem:
+            return command if before == text else _sed(_scripts_between(text, new), found)
+    return ""
+
+
+def _try(command: str, text: str) -> str:
+    """Return what a command of sed(1) makes of a file with a text; the text itself if it fails."""
+    with suppress(OSError), tempfile.TemporaryDirectory(prefix="ocigpu-repair-") as directory:
+        copy = f"{directory}/daemon.json"
+        with open(copy, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        done = run_program([*shlex.split(command)[:-1], copy], SECONDS)
+        with open(copy, encoding="utf-8", newline="") as file:
+            return text if done.status else file.read()
+    return text
+
+
+def _why_refused(found: str, path: str, text: str) -> str:
+    """Return why a text is no daemon.json: dockerd's words where the file is this machine's, "" if it is one."""
+    if why := _find_error(text, partial(parse_config, path)):
+        return why
+    if os.path.realpath(path) != found:  # of another root, whose dockerd is not run
+        return ""
+    return _find_error(text, lambda text: checker.check("docker", path, {path: text}, checker.Meant(frozenset())))
+
+
+def _find_misplaced(text: str) -> tuple[int, str] | None:
+    """Return where the first key of daemon.json's top level lies below another object, and the brackets before it.
+
+    A key counts with a value of its kind only: log-opts may have "labels" too, and a runtime any name.
+    """
+    stack: list[str] = []
+    for match in _STRING_OR_BRACKET.finditer(text):
+        if match[0] in _CLOSERS:
+            stack.append(_CLOSERS[match[0]])
+        elif stack and match[0] == stack[-1]:
+            stack.pop()
+        elif len(stack) > 1 and (value := _VALUE.match(text, match.end())):
+            key = match[0][1:-1]
+            known = key in KNOWN["engines"]["docker"]["keys"] and (key != "labels" or value[1] == "[")
+            if known and (key in _OF_TABLES) == (value[1] == "{"):
+                return match.start(), "".join(reversed(stack[1:]))
+    return None
+
+
+def _find_json_repair(found: str, path: str, text: str, problem: str) -> str:
+    if name := _NO_TABLE.search(problem):
         return find_entry_repair(found, text, name[1])
     if names := _BOTH.findall(problem):
         return find_removal(found, text, dict.fromkeys(names, ""))
@@ -161,6 +223,9 @@ def _mend_json_at(text: str, at: int) -> str:
         kept, rest = text[:at].rstrip(" \t"), rest[len(rest.partition(NEWLINE)[0]) :]
         return kept + (rest.removeprefix(NEWLINE) if kept.endswith(NEWLINE) else rest)
     if not rest.strip():
+        if misplaced := _find_misplaced(text):
+            head = text[: misplaced[0]].rstrip()
+            return f"{head.removesuffix(',').rstrip()}{misplaced[1]},{text[len(head) :]}"
         stack: list[str] = []
         for match in _STRING_OR_BRACKET.finditer(text):
             if match[0] in _CLOSERS:

@@ -90,6 +90,11 @@ def test_what_engines_bring_without_an_entry_is_a_default(name: str, tmp_path: P
             ),
             {"debug": True},
         ),
+        (
+            '{"log-opts": {"runtimes": {}}, "default-runtime": "ocigpu"}',
+            "json: cannot unmarshal object into Go struct field Config.log-opts of type string",
+            {"log-opts": {"runtimes": {}}, "default-runtime": "ocigpu"},
+        ),
         ('{"debug": true}', "", {"debug": True}),
     ],
 )
@@ -114,6 +119,28 @@ def test_a_file_that_dockerd_refuses_is_corrected(
     host.__dict__["engine_releases"] = {"docker": "20.10.24"}
     file.write_text(text)
     assert not any(item.is_bad for item in check_problems(host))
+
+
+@pytest.mark.parametrize("state", ["runs", "default missing", "no systemd"])
+def test_a_file_of_a_wrong_type_is_found(state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker 28 on Debian: also while dockerd runs with the earlier file, and where "runtimes" is in "log-opts"."""
+    file, dockerd = tmp_path / "daemon.json", tmp_path / "dockerd"
+    file.write_text('{"log-opts": {"runtimes": {}}}')
+    said = "json: cannot unmarshal object into Go struct field Config.log-opts of type string"
+    dockerd.write_text(
+        f'#!/bin/sh\n[ "$1" = --validate ] || [ "$*" = "--config-file {file} --validate" ] || exit 3\n'
+        f'echo "unable to configure the Docker daemon with file {file}: {said}" >&2\nexit 1\n'
+    )
+    dockerd.chmod(0o755)
+    monkeypatch.setattr(module, "read_words", lambda _: [] if state == "no systemd" else [str(dockerd)])
+    monkeypatch.setattr(module.places, "find_program", lambda *_: str(dockerd))
+    status = DOCKER._replace(target=str(file), files=(str(file),), running=state == "runs")
+    status = status._replace(default_missing=state == "default missing")
+    host = host_of(status)
+    host.__dict__["engine_releases"] = {"docker": "28.5.2"}
+    (found,) = check_problems(host)
+    assert (found.is_bad, said in found.text) == (True, True)
+    assert not any(fix.startswith("sed ") for fix in found.fixes)
 
 
 @pytest.mark.engine

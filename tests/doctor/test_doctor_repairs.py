@@ -10,8 +10,9 @@ import pytest
 from support.engine_roots import make_host, put
 from support.fixtures import Run
 
+from ocigpu.doctor import repairs
 from ocigpu.doctor.host import Host
-from ocigpu.doctor.repairs import find_entry_repair, find_removal, find_repair, find_switch_repair
+from ocigpu.doctor.repairs import find_config_repair, find_entry_repair, find_removal, find_repair, find_switch_repair
 from ocigpu.doctor.report import run_checks
 from ocigpu.engines import units
 from ocigpu.engines.places import parse_config
@@ -114,6 +115,80 @@ def test_keys_are_renamed_or_taken_out(tmp_path: Path) -> None:
     command = find_removal(str(file), file.read_text(), {"runtimess": "runtimes", "hosts": ""})
     assert repaired(file, command) == {"runtimes": {"a": {"path": "/a\\b"}}, "debug": True}
     assert find_removal("/a", '{"b": {"a": 1}, "a": 2}', {"a": "c"}) == ""
+
+
+RUNTIMES = {"ocigpu": {"path": "/usr/bin/ocigpu-runtime"}}
+STAGED = """{
+    "log-driver": "json-file",
+    "log-opts": {
+        "labels": "a",
+        "max-size": "10m",
+    "runtimes": {
+        "ocigpu": {
+            "path": "/usr/bin/ocigpu-runtime"
+        }
+    },
+    "default-runtime": "ocigpu"
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (STAGED, {"labels": "a", "max-size": "10m"}),
+        (STAGED.replace('"10m",', '"10m"'), {"labels": "a", "max-size": "10m"}),
+        (STAGED.replace('{\n        "labels": "a",\n        "max-size": "10m",', '{"max-size": "10m", '),
+         {"max-size": "10m"}),
+        (STAGED.replace('        "labels": "a",\n        "max-size": "10m",\n', ""), {}),
+    ],
+)  # fmt: skip
+def test_a_bracket_is_closed_before_the_next_key_of_the_top_level(
+    text: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    """Deleted after "max-size" on Debian: at the end of the file it would put "runtimes" below "log-opts"."""
+    file = tmp_path / "daemon.json"
+    file.write_text(text)
+    data = repaired(file, find_config_repair(str(file), str(file), text, "not valid JSON"))
+    top = {"log-driver": "json-file", "log-opts": options, "runtimes": RUNTIMES, "default-runtime": "ocigpu"}
+    assert data == top
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"log-opts": {"a": "b", "runtimes": {"c": {"path": "/c"}},}}',
+        '{"builder": {"features": {"a": true},}}',
+        '{"log-opts": {"labels": ["a"],}}',
+    ],
+)
+def test_no_repair_leaves_a_key_of_the_top_level_below_another(text: str) -> None:
+    assert find_config_repair("/daemon.json", "/daemon.json", text, "") == ""
+
+
+def test_names_that_are_keys_elsewhere_are_no_obstacle(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.json"
+    data = {"runtimes": {"init": {"path": "/a"}}, "log-opts": {"labels": "a"}, "default-network-opts": {"bridge": {}}}
+    text = json.dumps(data)[:-1] + ",}"
+    file.write_text(text)
+    assert repaired(file, find_config_repair(str(file), str(file), text, "")) == data
+
+
+def test_a_repair_that_dockerd_refuses_is_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sees the repaired text in a private file, and one that it refuses for a second mistake is repaired further."""
+    file, dockerd = tmp_path / "daemon.json", tmp_path / "dockerd"
+    dockerd.write_text(
+        '#!/bin/sh\n[ "$1" = --help ] && echo --validate && exit\n'
+        f'[ "$1 $2" = "--validate --config-file" ] && [ "$3" != {file} ] || exit 3\n'
+        'grep -q yes "$3" && echo "json: cannot unmarshal string" >&2 && exit 1\n'
+        'grep -q debugg "$3" || exit 0\n'
+        """echo "the following directives don't match any configuration option: debugg" >&2; exit 1\n"""
+    )
+    dockerd.chmod(0o755)
+    monkeypatch.setattr(repairs.checker.places, "find_program", lambda *_: str(dockerd))
+    assert find_config_repair(str(file), str(file), '{"debug": "yes",}', "") == ""
+    file.write_text(text := '{"debugg": true,}')
+    assert repaired(file, find_config_repair(str(file), str(file), text, "")) == {"debug": True}
 
 
 @pytest.mark.parametrize("is_link", [False, True])
