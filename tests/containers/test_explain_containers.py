@@ -16,11 +16,14 @@ from support.fixtures import MakeBundle
 from support.machine import LIBRARIES
 from support.product import SimulatedHost
 
+from ocigpu.cli.containers.explain import _print_head
 from ocigpu.containers import asked, child
 from ocigpu.containers.asked import tell_origin
 from ocigpu.containers.believed import Container
 from ocigpu.containers.child import ask_child
-from ocigpu.containers.explain import read_groups
+from ocigpu.containers.explain import Explanation, read_groups
+from ocigpu.containers.report import Report
+from ocigpu.core.facts import Gpu, HostFacts, ImageFacts
 from ocigpu.gpus.request import Request
 from ocigpu.system.paths import opened
 
@@ -216,6 +219,32 @@ def never_answering(path: Path) -> Iterator[None]:
             subprocess.run(["umount", "--lazy", path], check=True)
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("engine", "mode", "hint"),
+    [
+        ("docker", "hook", "ocigpu engine configure docker --gpus-hook"),
+        ("docker", "vendor", "ocigpu engine configure docker --gpus-hook"),
+        ("docker", "", "GPUs come with the runtime ocigpu"),
+        ("podman", "hook", "GPUs come with the runtime ocigpu"),
+    ],
+)
+def test_what_a_container_has_not_is_not_called_granted(
+    engine: str, mode: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hook of docker run --gpus failed: verify says that it was granted no GPU."""
+    made = Container("0" * 64, "web", engine, "runc", "running", 1, "/b", "/r", "/s")
+    report = Report(made, mode, *((),) * 8, unanswered="NVIDIA_VISIBLE_DEVICES=all")
+    request = Request(selection="all", source="NVIDIA_VISIBLE_DEVICES=all")
+    facts = HostFacts(gpus=(Gpu(index=0, uuid="GPU-0", minor=0, bus_id="00000000:01:00.0", model="L40S"),))
+    shown = Explanation("/b", made, mode, "hook", request, "", ("GPU-0",), ImageFacts(), "", "", (), (), report, (),
+                        "", "", ())  # fmt: skip
+    for one, granted in ((shown, False), (shown._replace(report=None, mode="hook"), True)):
+        _print_head(one, facts)
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("granted GPU 0" in text, "would get GPU 0" in text) == (granted, not granted)
+        assert ("granted no GPU" in text, hint in text) == (not granted, not granted)
 
 
 def test_a_name_that_a_process_chose_puts_it_into_no_group() -> None:

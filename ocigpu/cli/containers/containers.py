@@ -115,13 +115,20 @@ def shown_name(one: "Container | User") -> str:
     return one.name if one.id in (one.name, "") else f"{one.id[:12]} {one.name}"
 
 
+def how_to_ask(report: "Report") -> str:
+    """Return what gives a container the GPUs that it requested in vain."""
+    if report.container.engine == "docker" and report.mode in ("hook", "vendor"):  # docker run --gpus
+        return "its hook gave it none: ocigpu engine configure docker --gpus-hook"
+    return HOW_TO_ASK
+
+
 def report_notes(report: "Report") -> list[str]:
     """Return what to say of a container beside its GPUs."""
     notes = list(report.notes)
     if report.lost:
         notes.insert(0, f"lost: the device cgroup refuses {', '.join(report.lost)} (ocigpu repair)")
     if report.unanswered:
-        notes.append(f"requested, not granted: {report.unanswered}; {HOW_TO_ASK}")
+        notes.append(f"requested, not granted: {report.unanswered}; {how_to_ask(report)}")
     if report.refused:
         notes.append(f"{REFUSED}: {report.refused}")
     if report.attached:

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from ocigpu.cli.containers.containers import facts_or_note, places_of, report_to_json, shown_name
+from ocigpu.cli.containers.containers import facts_or_note, how_to_ask, places_of, report_to_json, shown_name
 from ocigpu.cli.containers.plan import granted_fields, image_line, print_steps, request_fields
 from ocigpu.cli.front import show
 from ocigpu.cli.front.common import load_settings, settings_path
@@ -374,15 +374,17 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
     elif request.source:
         fields += request_fields(request) if request.selection != "cdi" else [("request", request.source)]
         fields.append(("asked by", explained.asked_by))
+    label = "would get" if _in_vain(explained) else "granted"
+    if explained.report is not None and explained.report.unanswered and not explained.error:
+        fields += [("granted", "no GPU"), ("", f"hint: {how_to_ask(explained.report)}")]
     if explained.error:
         runs = container is not None and container.pid
         fields.append(("granted", f"{'unknown now' if runs else 'nothing'}: {explained.error}"))
         fields += [("", f"hint: {explained.hint}")] if explained.hint else []
     elif request.selection == "cdi":
-        fields += [("granted" if number == 0 else "", name) for number, name in enumerate(explained.gpus)]
+        fields += [(label if number == 0 else "", name) for number, name in enumerate(explained.gpus)]
     elif explained.image is not None:
         plan = Plan((), gpus=explained.gpus, mig_devices=explained.gpus)
-        label = "granted" if explained.mode else "would get"
         fields += [(name and label, value) for name, value in granted_fields(plan, facts)]
         fields.append(("image", image_line(explained.image)))
         fields.append(("CUDA compat", explained.compat or "the image brings no CUDA compatibility libraries"))
@@ -391,10 +393,16 @@ def _print_head(explained: "Explanation", facts: HostFacts) -> None:
     show.fields(fields)
 
 
+def _in_vain(explained: "Explanation") -> bool:
+    """Whether a container has no GPU although it requests some: nobody edited its config.json, or its hook failed."""
+    report = explained.report
+    return not explained.mode or (report is not None and bool(report.unanswered or report.refused))
+
+
 def _print_steps(explained: "Explanation", each: bool) -> None:
     if not explained.steps:
         return
-    got = "what it got" if explained.mode in ("hook", "spec", "cdi") else "what it would get"
+    got = "what it would get" if _in_vain(explained) or explained.mode == "vendor" else "what it got"
     print(f"\n{got}, and why ({show.count(len(explained.steps), 'step')})")
     print_steps(explained.steps, each, any(step.now for step in explained.steps))
 
