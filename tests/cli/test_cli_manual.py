@@ -162,6 +162,7 @@ MANY_WORDS = {
     "--root": "root directory of another host: a mounted disk, an image, a simulated host",
     "--runtime-path": "path of ocigpu-runtime",
     "--since": "only what is newer than that: a time, or the report of a file",
+    "--store": "the store of the service for tenants",
     "--strict": "fail instead of leaving something out",
     "--to": "where it goes, or what it becomes",
     "--yes": "do it without asking",

@@ -16,7 +16,8 @@ from ocigpu.cli.front.show import SCHEMA_VERSION
 pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 LOGS = {
-    "caas serve", "fabric serve", "mig-manager", "mps-control-daemon", "node-installer", "tenancy controller", "watch",
+    "caas serve", "compute-domain controller", "compute-domain daemon", "fabric serve", "mig-manager",
+    "mps-control-daemon", "node-installer", "tenancy controller", "watch",
 }  # fmt: skip
 """Services: --json is the form of their log."""
 ELSEWHERE = {"engine test", "setup", "mig apply", "mig checkpoint", "mig restore"}
