@@ -133,6 +133,9 @@ def test_the_role_adds_the_repository_and_installs_from_it(
     machine("apt-get", "update", "--error-on=any")
     machine("apt-get", "install", "nvidia-container-toolkit")
 
+    # a source that nobody serves is not the role's trouble
+    (machine.root / "etc/apt/sources.list.d/dead.list").write_text("deb http://127.0.0.1:1/ dead main\n")
+
     def play(changed: int, *more: str, **given: Any) -> None:
         done = machine(*words, site, "--extra-vars", json.dumps(chosen | given), *more, env=variables)
         assert "DEPRECATION" not in done.stdout + done.stderr
@@ -140,8 +143,7 @@ def test_the_role_adds_the_repository_and_installs_from_it(
 
     without = json.dumps(chosen | {"ocigpu_release_suite": "forky"})
     refused = machine(*words, site, "--check", "--extra-vars", without, env=variables, check=False)
-    assert "/dists/forky/InRelease: Status code was 404" in refused.stdout, refused.stdout
-    assert "has no packages for this host's python3." in refused.stdout
+    assert "/dists/forky/InRelease: the release has no packages for this host's python3." in refused.stdout
     assert not (machine.root / "etc/apt/sources.list.d/ocigpu.sources").exists()
     for changed in (4, 0):
         play(changed)
@@ -149,7 +151,7 @@ def test_the_role_adds_the_repository_and_installs_from_it(
     names = machine.root / "usr/bin/nvidia-container-runtime"
     assert not names.is_symlink()
     given: dict[str, Any] = {"ocigpu_nvidia_names": "ocigpu-nvidia-names"}
-    play(2, "--check", **given)  # a key is fetched before it can be compared
+    play(1, "--check", **given)
     for changed in (1, 0):
         play(changed, **given, ocigpu_remove="false")  # as -e NAME=VALUE gives it
     assert names.is_symlink()

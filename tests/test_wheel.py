@@ -414,6 +414,15 @@ def test_the_ansible_role_installs_configures_and_tests_and_then_changes_nothing
         path = {"PATH": f"/usr/local/bin:{SYSTEM_PATH}"}
         with start_docker(directory, image, {}, path, view=enter, prepare=configure):
             assert "changed=0 " in play()
+            untested = json.dumps({"ocigpu_test": False})
+            for changed, hook in ((0, "true"), (0, ""), (2, "false"), (0, "false"), (1, "true")):
+                said = play("--extra-vars", untested, "--extra-vars", f"ocigpu_gpus_hook={hook}")
+                assert f"changed={changed} " in said, (hook, said)
+                status = run(
+                    [*enter, f"{chosen['ocigpu_venv']}/bin/ocigpu", "engine", "status", "--json"], env=variables
+                )
+                docker = json.loads(status.stdout)["engines"][0]
+                assert (docker["engine"], docker["gpus_hook_ours"]) == ("docker", hook in ("true", "")), hook
             assert "changed=1 " in play("--check")  # pip does not compare the path of a wheel in check mode
             run([*enter, "mv", "/etc/ocigpu/config.toml", "/etc/ocigpu/moved"])
             assert "no NVIDIA driver" in play(status=2)
