@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.engine]
 
 ALL = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Eight GPUs."""
-OPENED = {"hook": 69, "spec": 90, "cdi": 187}
+OPENED = {"hook": 69, "spec": 90, "cdi": 195}
 """Files and directories that a warm shim opens by mode, without what an empty interpreter opens.
 
 All our modules are in one of them (ocigpu/entry/image.py), which is opened twice.  In mode cdi the directories of all
@@ -31,7 +31,7 @@ links and mounts are looked at.  One is the bundle, where a killed start may hav
 spec the loader's cache is opened to be looked at first, and then to be read.  Each directory in which something is made
 is asked for its mount (/proc/self/fdinfo), and in mode cdi the way of each mount is gone as the runtime goes it.
 """
-MOUNTS = {"hook": 29, "spec": 22, "cdi": 63}
+MOUNTS = {"hook": 30, "spec": 23, "cdi": 63}
 """Mounts that a container with all GPUs has by mode, beyond those of one without; /proc/driver is the simulation's."""
 
 

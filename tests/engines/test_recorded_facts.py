@@ -201,6 +201,7 @@ def is_intended_addition(path: str) -> bool:
         "in a directory that the loader's cache does not list, so the vendor's CLI missed it": name.startswith(
             "libvdpau_nvidia.so"
         ),
+        "it names OpenCL's library, and came with graphics alone until toolkit 1.20": name == "nvidia.icd",
         "32-bit libraries (compat32 is part of all): the recorded machine had none": path.startswith(
             ("/usr/lib32/", "/usr/lib/lib")
         ),
