@@ -2,7 +2,8 @@
 # build.sh PYTHON: prints the directory of what take.sh needs, made once for each state of what it is made of: the program
 # snapshot, linked statically with musl, and its standard library.  PYTHON: the ordinary interpreter, whose words for
 # errors it takes.  Takes some three minutes of two processors; needs musl-gcc, make, patch and, for sources.txt, Debian's
-# archive, and keeps all in ~/.cache/ocigpu/snapshot.  SNAPSHOT=DIR: such a directory, made before.
+# archive, and keeps all in ~/.cache/ocigpu/snapshot.  SNAPSHOT=DIR: such a directory, made before.  CROSS=aarch64: for
+# that machine, with Debian's compiler for it, its musl-dev and a PYTHON of the version that is built.
 set -eu
 umask 022
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,10 +17,11 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/ocigpu/snapshot
 case $cache in *[!A-Za-z0-9_./+@%:,=-]*) echo "snapshot/build.sh: $cache: a path of other characters, which compilers are not given" >&2; exit 1 ;; esac
 errors=$("$python" -I -c 'import os
 for number in range(134): print(f"[{number}] = \"{os.strerror(number)}\",")')
+target=${CROSS:+$CROSS-linux-gnu-} musl_gcc=${CROSS:+$CROSS-linux-}musl-gcc
 # Which musl it is: newest.py compares it with the distribution's.
 musl="$(. /etc/os-release && echo "$ID ${VERSION_CODENAME:-$ID}") $({ dpkg-query -W -f '${Version}\n' musl-dev || rpm -q --qf '%{VERSION}-%{RELEASE}\n' musl-libc-static; } 2>/dev/null | head -n 1)"
-id=$({ cat "$here/build.sh" "$here/sources.txt" "$here/snapshot.c" "$here/snapshot.ld" "$prctl" "$(musl-gcc -print-file-name=libc.a)"
-  echo "$errors $musl"; musl-gcc -v 2>&1; uname -m; } | sha256sum | cut -c1-16)
+id=$({ cat "$here/build.sh" "$here/sources.txt" "$here/snapshot.c" "$here/snapshot.ld" "$prctl"
+  echo "$errors $musl"; "$musl_gcc" -v 2>&1; echo "${CROSS:-$(uname -m)}"; } | sha256sum | cut -c1-16)
 mkdir -p "$cache"
 exec 9>"$cache/lock"
 flock 9 # another run may be building it
@@ -71,13 +73,13 @@ tar -C "$work" -xf "$prctl"
 # musl-gcc knows no header of the kernel, and is asked for a directory of the GNU library's.
 mkdir "$work/headers" "$work/build" "$work/build/Modules" "$work/made"
 for name in linux asm-generic asm; do
-  found=$(echo "#include <$name/types.h>" | cc -E -xc - | sed -n "s|^# 1 \"\(/.*/$name\)/types.h\".*|\1|p" | head -n 1)
+  found=$(echo "#include <$name/types.h>" | "${target}gcc" -E -xc - | sed -n "s|^# 1 \"\(/.*/$name\)/types.h\".*|\1|p" | head -n 1)
   ln -s "$found" "$work/headers/$name"
 done
 cat >"$work/cc" <<END
 #!/bin/sh
 case " \$* " in *" --print-multiarch "*) exit 0 ;; esac
-exec musl-gcc -idirafter $work/headers "\$@"
+exec $musl_gcc -idirafter $work/headers "\$@"
 END
 chmod 0755 "$work/cc"
 flags="-O2 -fno-pie -fstack-protector-strong -ffile-prefix-map=$work=."
@@ -94,11 +96,16 @@ mmap mmapmodule.c
 resource resource.c
 select selectmodule.c
 END
+cross=''
+if [ -n "$target" ]; then # what configure cannot try out
+  cross="--host=${target%-} --build=$(uname -m)-linux-gnu --with-build-python=$python AR=${target}ar ac_cv_file__dev_ptmx=yes ac_cv_file__dev_ptc=no ac_cv_buggy_getaddrinfo=no"
+fi
 cd "$work/build"
+# shellcheck disable=SC2086 # words
 run env PKG_CONFIG=false SOURCE_DATE_EPOCH=0 "../${source##*/}/configure" -q "CC=$work/cc" "CFLAGS=$flags" 'LDFLAGS=-static -no-pie' --disable-shared \
-  --without-ensurepip --without-mimalloc --disable-test-modules --without-doc-strings --without-readline
+  --without-ensurepip --without-mimalloc --disable-test-modules --without-doc-strings --without-readline $cross
 run env SOURCE_DATE_EPOCH=0 make -s -j "$(nproc)" MODULE_BINASCII_CFLAGS= MODULE_BINASCII_LDFLAGS= libpython3.13.a
-run make -s -C "$libcap" libcap.a "CC=$work/cc $flags" BUILD_CC=cc USE_GPERF=no SHARED=no PTHREADS=no
+run make -s -C "$libcap" libcap.a "CC=$work/cc $flags" "AR=${target}ar" "RANLIB=${target}ranlib" BUILD_CC=cc USE_GPERF=no SHARED=no PTHREADS=no
 echo "$errors" >errors.h
 for unit in "$here/snapshot.c" "$work"/python-prctl-*/_prctlmodule.c; do
   # shellcheck disable=SC2086 # words

@@ -37,6 +37,8 @@ packages=(build/packages/ocigpu_*.deb)
 try dpkg -i "${packages[@]}"
 try ocigpu demo
 try ocigpu-runtime --version
+# the last program that a start executes is the snapshot
+try sh -c 'strace -f -qq -e trace=execve -o /root/calls ocigpu-hook --version && tail -n 1 /root/calls | grep /usr/bin/ocigpu-python'
 
 try python3 -m venv --without-pip /opt/wheel
 try .venv/bin/pip --python /opt/wheel/bin/python install --no-index --no-compile --find-links .venv/wheels 'ocigpu[cli]'
@@ -44,8 +46,9 @@ try /opt/wheel/bin/ocigpu demo --gpus 2 --devices 1
 
 # Tests take the installed package's programs.
 for program in ocigpu ocigpu-runtime ocigpu-hook ocigpu-container-cli; do ln -sf "/usr/bin/$program" ".venv/bin/$program"; done
-read -r -a chosen < <(word tests | tr ',' ' ')
-tests tests/machines "${chosen[@]}"
+export SNAPSHOT=/root/snapshot # of build.sh, as the package's
+mapfile -t chosen < <(grep -v '^#' tests/machines/tests.txt)
+tests "${chosen[@]}"
 
 version() { dpkg-query -W -f '${Version}' "$1" | sed 's/[~+-].*//'; }
 missing=$(python3 tests/machines/calls.py)
