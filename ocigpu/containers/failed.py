@@ -3,8 +3,8 @@
 import json
 import re
 import shutil
+from typing import NamedTuple
 
-from ocigpu.core.record import NamedTuple
 from ocigpu.system.programs import run_program
 
 ENGINES = ("docker", "podman")
