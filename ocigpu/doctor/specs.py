@@ -191,7 +191,9 @@ def _stale_reasons(host: Host, file: SpecFile) -> list[str]:
         unknown = [name for name in _device_names(file) if name.startswith("GPU-") and name not in there]
         if unknown:
             reasons.append(f"it names {unknown[0]}, which this host does not have: a GPU was exchanged")
-    gone = [path for path in dict.fromkeys(paths) if path and not _is_there(host, path)]
+    # sockets come and go with their daemons, which other findings are about
+    files = (path for path in dict.fromkeys(paths) if path and os.path.basename(path) != "socket")
+    gone = [path for path in files if not _is_there(host, path)]
     if gone:
         number = f"{len(gone)} files that do not exist, such as" if len(gone) > 1 else "a file that does not exist:"
         reasons.append(f"it names {number} {printable(gone[0], 200)}")
