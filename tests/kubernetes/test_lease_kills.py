@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lease_lab import Board
 from plugin_lab import Kubelet, Plugin, kubelet
 from support.cluster import Cluster
 from support.driverless import GPUS, MODULES
 from support.process import wait_for
 from test_lease_programs import GPU, Node, group_of, quick
 
+from ocigpu.gpus.nvidia.fabric.partitions import choose_offer
 from ocigpu.kubernetes.leases.lease import Phase
 from ocigpu.sim.board import SimBus
 
@@ -137,7 +139,7 @@ class Truth:
             self.end(tenant, "machine" if tenant.machine.poll() is None and chance.random() < 0.6 else "pod")
 
     def is_settled(self) -> bool:
-        """Whether every GPU that nobody has is free, and the kubelet knows.
+        """Whether every GPU that nobody has is free, and the kubelet knows of those that are offered.
 
         One whose machine has ended and whose pod has not is neither: its machine may be started again.
         """
@@ -145,7 +147,8 @@ class Truth:
         left = set(GPUS).difference(*(tenant.gpus for tenant in self.tenants))
         free = {gpu for gpu, phase in self.node.phases().items() if phase == "Free"}
         devices = self.kubelets.devices(GPU)
-        return left <= free and all(devices.get(group_of(self.node, gpu)) == "Healthy" for gpu in left)
+        healthy = {MODULES[gpu] for gpu in left if devices.get(group_of(self.node, gpu)) == "Healthy"}
+        return left <= free and healthy == choose_offer(Board().list_partitions(), {MODULES[gpu] for gpu in left})
 
     def close(self) -> None:
         for tenant in self.tenants:
