@@ -179,6 +179,7 @@ def test_who_pulls_an_image_is_known_to_its_registry_alone(lab: Lab, key: str) -
     shown = lab.show(key, made)
     assert (shown["has_pull_credentials"], shown["secrets"]) == (True, ["A"])
     wait_for("it to be forgotten", lambda: lab.server.store.find(made).secrets is None)
+    wait_for("what is left of it to be removed", lambda: not lab.server.store.database.unclean)
     kept = b"".join(one.read_bytes() for one in (lab.directory / "state").iterdir())
     told = json.dumps([answer.body, shown, *lab.lines, lab.audits()])
     for hidden in ("hidden-password", "cm9ib3Q6aGlkZGVuLXBhc3N3b3Jk"):
