@@ -38,7 +38,7 @@ try dpkg -i "${packages[@]}"
 try ocigpu demo
 try ocigpu-runtime --version
 # the last program that a start executes is the snapshot
-try sh -c 'strace -f -qq -e trace=execve -o /root/calls ocigpu-hook --version && tail -n 1 /root/calls | grep /usr/bin/ocigpu-python'
+try sh -c 'strace -f -qq -e trace=execve -e signal=none -o /root/calls ocigpu-hook --version && tail -n 1 /root/calls | grep /bin/ocigpu-python'
 
 try python3 -m venv --without-pip /opt/wheel
 try .venv/bin/pip --python /opt/wheel/bin/python install --no-index --no-compile --find-links .venv/wheels 'ocigpu[cli]'
