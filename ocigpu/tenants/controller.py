@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.cluster.announce import make_event
 from ocigpu.kubernetes.cluster.client import status_of
 from ocigpu.kubernetes.cluster.documents import Documents
-from ocigpu.kubernetes.cluster.leader import RETRY, Leader, NotLeadingError
+from ocigpu.kubernetes.cluster.leader import RETRY, Leader, NotLeadingError, create_announcement, own_identity
 from ocigpu.kubernetes.cluster.names import GROUP, TENANCY_LABEL, VERSION, namespace_name
 from ocigpu.system.log import stamp
 from ocigpu.system.service import Backoff, ServiceLog, Signals
@@ -234,12 +233,8 @@ class TenancyController:
         warning = phase == "Failed" or (phase, before) == ("Provisioning", "Ready")
         note = message or f"it was {before or 'new'}"
         about = {**head, "name": metadata["name"], "uid": metadata["uid"]}
-        try:
-            self.documents.create(make_event(about, "tenancy-controller", phase, note, warning, time.time()))
-        except NotLeadingError:
-            raise
-        except HostError as error:
-            self._log.once("announce", "warning", error.message)
+        event = make_event(about, "tenancy-controller", phase, note, warning, time.time())
+        create_announcement(self.documents, event, self._log)
 
 
 class ControllerService:
@@ -254,8 +249,7 @@ class ControllerService:
         open_client: Callable[[], Client | None] = lambda: None,
     ) -> None:
         self._log = log
-        identity = f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
-        self._leader = Leader(Documents(open_client()), LEASE, namespace, identity) if namespace else None
+        self._leader = Leader(Documents(open_client()), LEASE, namespace, own_identity()) if namespace else None
         check = self._leader.check if self._leader else lambda: None
         self.controller = TenancyController(Documents(open_client(), check), options, log, network)
         self._watched = Documents(open_client())
@@ -264,7 +258,6 @@ class ControllerService:
         self._due: dict[str, float] = {}
         """When to do a pass over which tenancy; those that are as they should be are not in it."""
         self._quick: collections.Counter[str] = collections.Counter()
-        self._led = False
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -275,7 +268,7 @@ class ControllerService:
             while not signals.stopping:
                 if signals.take_again():
                     look = 0.0
-                if not self._lead():
+                if self._leader and not self._leader.lead(self._log):
                     self._take_woken()  # names do not pile up; a new leader first checks all tenancies
                     signals.wait(RETRY)
                     look = 0.0
@@ -328,20 +321,6 @@ class ControllerService:
             self._due[name] = time.monotonic() + pause if pause else 0.0
         else:
             self._due[name] = time.monotonic() + RESYNC
-
-    def _lead(self) -> bool:
-        if self._leader is None:
-            return True
-        try:
-            self._leader.attempt()
-            self._log.forget("lease")
-        except HostError as error:  # a conflict: another replica was faster
-            self._log.once("lease", "warning", f"lease: {error.message}")
-        leading = self._leader.is_leading()
-        if leading != self._led:
-            self._log("info", "this replica leads" if leading else "another replica leads")
-        self._led = leading
-        return leading
 
     def _watch(self) -> None:
         """Name tenancies that change; the next check of all tenancies finds missed changes."""

@@ -5,6 +5,8 @@ observer's clock.  A leader stops before that on its own.  Source: client-go's p
 Kubernetes.
 """
 
+import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.cluster.announce import micro_time
 from ocigpu.kubernetes.cluster.documents import Documents
+from ocigpu.system.service import ServiceLog
 
 DURATION = 15.0
 """Seconds after which others may take a lease that is not renewed."""
@@ -23,6 +26,21 @@ RETRY = 2.0
 
 class NotLeadingError(HostError):
     """The work must stop: another replica may be doing it."""
+
+
+def own_identity() -> str:
+    """Return a name that no other replica has."""
+    return f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
+
+
+def create_announcement(documents: Documents, event: "dict[str, Any]", log: ServiceLog) -> None:
+    """Create an Event; a failure is logged, except NotLeadingError, which is raised."""
+    try:
+        documents.create(event)
+    except NotLeadingError:
+        raise
+    except HostError as error:
+        log.once("announce", "warning", error.message)
 
 
 class Leader:
@@ -40,7 +58,7 @@ class Leader:
         self._clock = clock
         self._renewed = -DURATION
         self._seen: tuple[Any, float] = (None, 0.0)
-        self._held = False
+        self._held = self._said = False
 
     def is_leading(self) -> bool:
         return self._held and self._clock() < self._renewed + DEADLINE
@@ -77,6 +95,19 @@ class Leader:
             return False
         self._write(lambda: self.documents.update({**found, "spec": self._spec(spec)}), now)
         return self.is_leading()
+
+    def lead(self, log: ServiceLog) -> bool:
+        """Attempt it, and log a failure and a change; returns whether this replica leads."""
+        try:
+            self.attempt()
+            log.forget("lease")
+        except HostError as error:  # a conflict: another replica was faster
+            log.once("lease", "warning", f"lease: {error.message}")
+        leading = self.is_leading()
+        if leading != self._said:
+            log("info", "this replica leads" if leading else "another replica leads")
+        self._said = leading
+        return leading
 
     def release(self) -> None:
         """Let others lead at once; raises HostError (OCIGPU-KUBE-5)."""

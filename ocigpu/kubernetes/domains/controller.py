@@ -5,7 +5,6 @@ Watches end the pause between passes.  The decisions are in plan.py, which makes
 """
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from lightkube import Client
 from ocigpu.core.errors import HostError
 from ocigpu.kubernetes.cluster.announce import make_event
 from ocigpu.kubernetes.cluster.documents import Documents
-from ocigpu.kubernetes.cluster.leader import RETRY, Leader, NotLeadingError
+from ocigpu.kubernetes.cluster.leader import RETRY, Leader, NotLeadingError, create_announcement, own_identity
 from ocigpu.kubernetes.cluster.owners import DOMAIN_DRIVER
+from ocigpu.kubernetes.cluster.wake import wake_on_changes
 from ocigpu.kubernetes.domains.objects import DOMAIN_LABEL, READY, TARGET_LABEL, DaemonOptions, Document, uid_of
 from ocigpu.kubernetes.domains.plan import (
     ClusterSeen,
@@ -38,7 +38,7 @@ RESYNC = 10.0
 SOON = 0.5
 """Seconds between passes at least: news comes in crowds."""
 WATCH = 300
-"""Seconds after which a watch is begun anew."""
+"""Seconds that one watch lasts."""
 GRACE = 60.0
 """Seconds for which an ending domain keeps its daemons if pods still have channels: longer than most pods need to end,
 and short enough for scripts that delete the domain first and its pods afterwards."""
@@ -145,12 +145,7 @@ class DomainController:
         about = {key: metadata[key] for key in ("name", "namespace", "uid")}
         about |= {key: domain[key] for key in ("apiVersion", "kind")}
         event = make_event(about, "compute-domain-controller", status, note, status != READY, time.time())
-        try:
-            self.documents.create(event)
-        except NotLeadingError:
-            raise
-        except HostError as error:
-            self._log.once("announce", "warning", error.message)
+        create_announcement(self.documents, event, self._log)
 
 
 class DomainService:
@@ -160,13 +155,11 @@ class DomainService:
         self, options: DaemonOptions, log: ServiceLog, open_client: Callable[[], Client | None] = lambda: None
     ) -> None:
         self._log, self._options = log, options
-        identity = f"{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}"
-        self._leader = Leader(Documents(open_client()), LEASE, options.namespace, identity)
+        self._leader = Leader(Documents(open_client()), LEASE, options.namespace, own_identity())
         self.controller = DomainController(Documents(open_client(), self._leader.check), options, log)
         self._watched = Documents(open_client())
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopping = threading.Event()
-        self._led = False
 
     def run(self) -> None:
         """Work until SIGTERM, SIGINT or SIGQUIT; SIGHUP ends the pause."""
@@ -182,7 +175,7 @@ class DomainService:
             while not signals.stopping:
                 if signals.take_again():
                     due = 0.0
-                if not self._lead():
+                if not self._leader.lead(self._log):
                     signals.wait(RETRY)
                     due = 0.0
                     continue
@@ -209,29 +202,8 @@ class DomainService:
             backoff.failed(time.monotonic())
         return changed
 
-    def _lead(self) -> bool:
-        try:
-            self._leader.attempt()
-            self._log.forget("lease")
-        except HostError as error:  # a conflict: another replica was faster
-            self._log.once("lease", "warning", f"lease: {error.message}")
-        leading = self._leader.is_leading()
-        if leading != self._led:
-            self._log("info", "this replica leads" if leading else "another replica leads")
-        self._led = leading
-        return leading
-
     def _watch(self, kind: str, namespace: str, labels: "Document | None") -> None:
         """End the pause between passes when an object of a kind changes."""
-        backoff = Backoff(1.0, RESYNC)
-        while not self._stopping.is_set():
-            try:
-                for _ in self._watched.watch(kind, "", WATCH, labels, namespace):
-                    backoff.reset()
-                    with suppress(BlockingIOError):
-                        os.write(self._writer, b"\0")
-            except HostError as error:
-                if self._stopping.is_set():
-                    return
-                self._log.once(f"watch {kind}", "warning", f"{error}; everything is read every {RESYNC:.0f} s")
-                self._stopping.wait(backoff.failed(0.0))
+        follow = partial(self._watched.watch, kind, "", WATCH, labels, namespace)
+        said = f"everything is read every {RESYNC:.0f} s"
+        wake_on_changes(follow, self._writer, self._stopping, RESYNC, self._log, f"watch {kind}", said)

@@ -11,10 +11,11 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from functools import partial
 
 from ocigpu.core.errors import HostError, OsErrorAs
 from ocigpu.kubernetes.cluster.documents import Documents
+from ocigpu.kubernetes.cluster.wake import wake_on_changes
 from ocigpu.kubernetes.domains.imex import (
     CODE,
     CONFIG,
@@ -147,19 +148,10 @@ class ImexDaemon:
             self._child.wait()
 
     def _watch(self) -> None:
-        options, backoff = self._options, Backoff(1.0, RESYNC)
-        labels: Document = {DOMAIN_LABEL: options.domain}
-        while not self._stopping.is_set():
-            try:
-                for _ in self._watched.watch("ComputeDomainClique", "", WATCH, labels, options.namespace):
-                    backoff.reset()
-                    with suppress(BlockingIOError):
-                        os.write(self._writer, b"\0")
-            except HostError as error:
-                if self._stopping.is_set():
-                    return
-                self._log.once("watch", "warning", f"{error.message}; peers are read every {RESYNC:.0f} s")
-                self._stopping.wait(backoff.failed(0.0))
+        options, labels = self._options, {DOMAIN_LABEL: self._options.domain}
+        follow = partial(self._watched.watch, "ComputeDomainClique", "", WATCH, labels, options.namespace)
+        said = f"peers are read every {RESYNC:.0f} s"
+        wake_on_changes(follow, self._writer, self._stopping, RESYNC, self._log, "watch", said)
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:
