@@ -5,7 +5,7 @@ import re
 import shlex
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import partial
@@ -141,18 +141,24 @@ def _why_refused(found: str, path: str, text: str) -> str:
     return _find_error(text, lambda text: checker.check("docker", path, {path: text}, checker.Meant(frozenset())))
 
 
-def _find_misplaced(text: str) -> tuple[int, str] | None:
-    """Return where the first key of daemon.json's top level lies below another object, and the brackets before it.
-
-    A key counts with a value of its kind only: log-opts may have "labels" too, and a runtime any name.
-    """
+def _walk(text: str) -> Iterator[tuple[re.Match[str], list[str]]]:
+    """Yield each string and bracket of JSON, with the brackets that are to close what is open after it."""
     stack: list[str] = []
     for match in _STRING_OR_BRACKET.finditer(text):
         if match[0] in _CLOSERS:
             stack.append(_CLOSERS[match[0]])
         elif stack and match[0] == stack[-1]:
             stack.pop()
-        elif len(stack) > 1 and (value := _VALUE.match(text, match.end())):
+        yield match, stack
+
+
+def _find_misplaced(text: str) -> tuple[int, str] | None:
+    """Return where the first key of daemon.json's top level lies below another object, and the brackets before it.
+
+    A key counts with a value of its kind only: log-opts may have "labels" too, and a runtime any name.
+    """
+    for match, stack in _walk(text):
+        if len(stack) > 1 and match[0].startswith('"') and (value := _VALUE.match(text, match.end())):
             key = match[0][1:-1]
             known = key in KNOWN["engines"]["docker"]["keys"] and (key != "labels" or value[1] == "[")
             if known and (key in _OF_TABLES) == (value[1] == "{"):
@@ -227,11 +233,8 @@ def _mend_json_at(text: str, at: int) -> str:
             head = text[: misplaced[0]].rstrip()
             return f"{head.removesuffix(',').rstrip()}{misplaced[1]},{text[len(head) :]}"
         stack: list[str] = []
-        for match in _STRING_OR_BRACKET.finditer(text):
-            if match[0] in _CLOSERS:
-                stack.append(_CLOSERS[match[0]])
-            elif stack and match[0] == stack[-1]:
-                stack.pop()
+        for _, stack in _walk(text):  # noqa: B007 - the last one counts
+            pass
         return before.rstrip(",") + "".join(reversed(stack)) + NEWLINE
     if rest[0] in _QUOTES:
         return text.translate(dict.fromkeys(map(ord, _QUOTES), '"'))
